@@ -186,6 +186,9 @@ def test_every_plan_with_a_margin_is_judged(
         def budget_for(self, graph: Graph) -> int:
             return budget_nbytes
 
+        def asked_for(self, nbytes: int) -> int:
+            return nbytes
+
         def with_margin(self, nbytes: int) -> NeverWithin:
             margins.append(nbytes)
             return self
@@ -210,6 +213,9 @@ class TwoPlans:
 
     def budget_for(self, graph: Graph) -> int:
         return self.budget_nbytes
+
+    def asked_for(self, nbytes: int) -> int:
+        return nbytes
 
     def with_margin(self, nbytes: int) -> TwoPlans:
         assert nbytes < self.budget_nbytes
@@ -292,6 +298,28 @@ def test_offloaded_steps_leave_the_slack_of_all_blocks(
         planned.close()
     assert bounds[1] <= budgets[0] < bounds[0]
     assert budgets[1] < budgets[0]  # a margin is left
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_an_error_is_about_the_budget_that_was_given(
+    moves: bool, monkeypatch: pytest.MonkeyPatch, peaks: list[int], options: dict[str, Any]
+) -> None:
+    """It includes a reserve, and of a module that moves values also buffers and inputs."""
+    monkeypatch.setattr(peak_check, "measure_peak", lambda step, tensors: 1 << 40)
+    monkeypatch.setattr(peak_check, "worst_case_nbytes", lambda graph, schedule, *_: 1 << 40)
+    monkeypatch.setattr(peak_check, "slack_variation_nbytes", lambda *_: 0)
+    model, x, reserve_nbytes = Layers(), sample(batch=10 * BATCH), 1 << 20
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given = {**options, "reserve_nbytes": reserve_nbytes, "time_limit_s": 2.0}
+    if moves:
+        given |= {"optimizer": optimizer, "host_budget": "256MiB", "links": LINKS}
+    with pytest.raises(StepOverBudget) as over:
+        (Offmate if moves else Hiremate)(model, x, "200MiB", **given)
+    held = [*model.buffers(), x] if moves else []
+    taken_nbytes = reserve_nbytes + sum(tensor.nbytes for tensor in held)
+    assert over.value.budget_nbytes == 200 << 20
+    assert over.value.peak_nbytes == taken_nbytes + (1 << 40)
+    assert over.value.advised_nbytes > over.value.peak_nbytes
 
 
 def test_a_loss_and_its_tangent_are_two_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -51,6 +51,9 @@ class MarginPlanner(Protocol):
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan of this graph may need; a saved plan may be for another budget."""
 
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes: all that it may not need is added."""
+
     def with_margin(self, nbytes: int) -> "MarginPlanner":
         """The same planner with a margin of n bytes."""
 
@@ -237,8 +240,10 @@ def _until_within_budget(
     plan, the smallest budget with a schedule is tried before the search is given up.
     """
     budget_nbytes = plan_of(candidate).budget_nbytes
+    taken_nbytes = 0  # of the budget that was asked for, by what plans do not count
     if isinstance(planner, MarginPlanner):
         budget_nbytes = planner.budget_for(graph)
+        taken_nbytes = planner.asked_for(0)
     margin_nbytes, attempt, smallest = 0, 1, False
     while True:
         candidate, peak_nbytes = judge(candidate)
@@ -249,11 +254,13 @@ def _until_within_budget(
         # A plan at that budget gets a margin of its own: an eighth more than this one. If the last plan was
         # the smallest, it fits there; what it needs beyond its peak may vary.
         advised_nbytes = budget_nbytes + larger_nbytes + larger_nbytes // 8
+        if smallest:
+            advised_nbytes = peak_nbytes + beyond_nbytes // 8
         over = StepOverBudget(
             runtime=runtime,
-            peak_nbytes=peak_nbytes,
-            budget_nbytes=budget_nbytes,
-            advised_nbytes=peak_nbytes + beyond_nbytes // 8 if smallest else advised_nbytes,
+            peak_nbytes=taken_nbytes + peak_nbytes,
+            budget_nbytes=taken_nbytes + budget_nbytes,
+            advised_nbytes=taken_nbytes + advised_nbytes,
         )
         tried_nbytes, margin_nbytes = margin_nbytes, min(larger_nbytes, budget_nbytes - 1)
         given_up = smallest or attempt == _MOST_ATTEMPTS or margin_nbytes <= tried_nbytes

@@ -63,6 +63,10 @@ class OffmatePlanner(StepPlanner):
             raise BadBudget(budget=str(self.budget), problem=taken)
         return budget_nbytes
 
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may take n bytes."""
+        return nbytes + self._taken_nbytes
+
     def _asked_nbytes(self, graph: Graph) -> int:
         """The budget in bytes, which the first graph fixes."""
         if self.asked_nbytes is None:
