@@ -64,7 +64,7 @@ class OffmatePlanner(StepPlanner):
         return budget_nbytes
 
     def asked_for(self, nbytes: int) -> int:
-        """The budget to ask for so that a plan may take n bytes."""
+        """The budget to ask for so that a plan may need n bytes."""
         return nbytes + self._taken_nbytes
 
     def _asked_nbytes(self, graph: Graph) -> int:

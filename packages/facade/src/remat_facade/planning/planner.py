@@ -78,7 +78,7 @@ class StepPlanner(ABC):
         return plan
 
     def asked_for(self, nbytes: int) -> int:
-        """The budget to ask for so that a plan may take n bytes."""
+        """The budget to ask for so that a plan may need n bytes."""
         return nbytes + self.reserve_nbytes
 
     def with_margin(self, nbytes: int) -> Self:

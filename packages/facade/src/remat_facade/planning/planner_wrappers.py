@@ -17,7 +17,7 @@ class EntryPlanner(Protocol):
         """The bytes that a plan of `graph` may take."""
 
     def asked_for(self, nbytes: int) -> int:
-        """The budget to ask for so that a plan may take n bytes."""
+        """The budget to ask for so that a plan may need n bytes."""
 
     def with_margin(self, nbytes: int) -> "EntryPlanner":
         """The same planner with a margin of n bytes."""
@@ -47,7 +47,7 @@ class FixedPlanner:
         return self.otherwise.budget_for(graph)
 
     def asked_for(self, nbytes: int) -> int:
-        """The budget to ask for so that a plan may take n bytes."""
+        """The budget to ask for so that a plan may need n bytes."""
         return self.otherwise.asked_for(nbytes)
 
     def with_margin(self, nbytes: int) -> EntryPlanner:
@@ -98,7 +98,7 @@ class RanksPlanner:
         return self.alone.budget_for(graph)
 
     def asked_for(self, nbytes: int) -> int:
-        """The budget to ask for so that a plan may take n bytes."""
+        """The budget to ask for so that a plan may need n bytes."""
         return self.alone.asked_for(nbytes)
 
     def with_margin(self, nbytes: int) -> EntryPlanner:
@@ -135,7 +135,7 @@ class AnnotatedPlanner:
         return self.planner.budget_for(graph)
 
     def asked_for(self, nbytes: int) -> int:
-        """The budget to ask for so that a plan may take n bytes."""
+        """The budget to ask for so that a plan may need n bytes."""
         return self.planner.asked_for(nbytes)
 
     def with_margin(self, nbytes: int) -> "AnnotatedPlanner":
