@@ -335,7 +335,7 @@ def test_a_loss_and_its_tangent_are_two_blocks(monkeypatch: pytest.MonkeyPatch, 
 def test_on_cuda(budget: str, options: dict[str, Any]) -> None:
     """In every step, the optimizer's states among the blocks, by the device's own statistics."""
     x = sample("cuda", batch=50 * BATCH)
-    planned = Hiremate(Layers().cuda(), x, budget, **options)
+    planned = Hiremate(Layers().cuda(), x, budget, time_limit_s=2.0, **options)
     optimizer = torch.optim.AdamW(planned.parameters())
     budget_nbytes = resolve_budget(budget, planned.graph)
     for _ in range(4):
