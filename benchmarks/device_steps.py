@@ -4,8 +4,10 @@ Everything here also runs on the CPU, to test the benchmarks.
 """
 
 import datetime
+import importlib.util
 import platform
 import re
+import shutil
 import statistics
 import time
 from collections import defaultdict
@@ -19,13 +21,16 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # documented, not in its `__all__`
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from remat_executor import allocator_peak
+from remat_executor import StepOverBudget, allocator_peak
+from remat_executor.torch_private.tensors import is_out_of_memory
+from remat_facade import BudgetAboveDevice, InfeasibleBudget, NoRoom, NotFound
 from remat_graph import Measured, load_platform, save_platform
 from remat_graph.platforms.measured import Measurement
 
 IN_A_ROW = 4  # steps without a wait in between
 _WARM_UPS = 2
 _MARK = "remat: one step"
+_TOO_SMALL = (BudgetAboveDevice, InfeasibleBudget, NoRoom, NotFound, StepOverBudget)
 _PREPARING = {"aten::empty", "aten::empty_strided", "aten::detach"}  # no work of the step
 
 
@@ -51,8 +56,28 @@ def wait(device: torch.device) -> None:
 
 def first_line(error: Exception) -> str:
     """An error as a note of a row."""
-    line = (str(error).strip().splitlines() or [""])[0][:200]
+    line = (str(error).strip().splitlines() or [""])[0][:400]
     return f"{type(error).__name__}: {line}"
+
+
+def too_small(error: Exception) -> bool:
+    """Whether an error says that a budget or a memory is too small, so that a row has no figures.
+
+    Any other error is a failure: of remat, of what it is compared with, or of the benchmark.
+    """
+    cause = error.__cause__  # an operator that does not fit the device cannot be measured
+    return any(
+        isinstance(each, _TOO_SMALL) or is_out_of_memory(each)
+        for each in (error, cause)
+        if isinstance(each, Exception)
+    )
+
+
+def without_inductor(device: torch.device) -> str:
+    """Why Inductor cannot run here; "" if it can."""
+    if device.type == "cpu":
+        return "" if shutil.which("g++") else "Inductor needs g++ on the CPU"
+    return "" if importlib.util.find_spec("triton") else "Inductor needs triton, which is not installed"
 
 
 @attrs.frozen(eq=False)

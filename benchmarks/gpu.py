@@ -4,8 +4,9 @@
 
 It writes `<out>/<device>.json` after every row, and what each operator was measured to take into
 `platforms/<device>.json`, for plans that are made elsewhere, and draws the table in docs/benchmarks.md. It
-skips the rows that are there and ends in time: run it again for the rest. Models are built from their
-definitions, nothing is downloaded, and where cvxpy or highspy are absent the portfolio goes on without them.
+skips the rows that are there and ends in time: run it again for the rest, and for rows that failed. Models
+are built from their definitions, nothing is downloaded, and where cvxpy or highspy are absent the portfolio
+goes on without them.
 Rows, the most telling first:
 
 * the five models of MONeT's README at its batch sizes, at a third of the memory (UNet at 416 x 608);
@@ -19,9 +20,13 @@ what eager's step takes beyond its gradients, as percentages of a budget are.
 
 Goals: the budget is met in every row; the peak is predicted within 1 %, the time within 5 %; with nothing
 recomputed a step takes at most 1.5 % more than eager's; at a third of the memory the overhead is below what
-MONeT published. Each is printed beside what was measured; the exit status is not zero if a budget is broken.
+MONeT published. Each is printed beside what was measured.
 
-`--small` runs the same rows on models that fit a laptop, on the CPU too, to test the script.
+A row without figures says why. That a budget has no plan, or that the device is too small, is a result. The
+exit status is 1 if a budget is broken, or if a row failed in any other way.
+
+`--small` runs the same rows on models that fit a laptop, on the CPU too, to test the script; it has no limit
+of time.
 """
 
 import argparse
@@ -55,9 +60,11 @@ from benchmarks.device_steps import (
     peak_nbytes,
     release,
     reserved_nbytes,
+    too_small,
+    without_inductor,
 )
 from remat_facade import Hiremate
-from remat_graph import RematError, resolve_budget
+from remat_graph import resolve_budget
 from remat_graph.platforms.measured import Measurement
 from tests.helpers.models import import_torchvision, import_transformers
 
@@ -179,10 +186,28 @@ def _llama(layers: int, width: int, heads: int, vocabulary: int, length: int) ->
     return _language("LlamaConfig", "LlamaForCausalLM", vocab_size=vocabulary, **sizes, **attention)
 
 
-def _stages(network: Any) -> list[nn.Module]:
-    """What the largest sequence of modules holds."""
-    found = [m for m in network.modules() if isinstance(m, nn.Sequential)]
-    return list(max(found, key=lambda m: len(list(m.modules()))).children())
+def _bottlenecks(network: Any) -> list[nn.Module]:
+    """The blocks of a ResNet."""
+    return [*network.layer1, *network.layer2, *network.layer3, *network.layer4]
+
+
+def _inceptions(network: Any) -> list[nn.Module]:
+    """The blocks of a GoogLeNet."""
+    return [m for m in network.children() if type(m).__name__ == "Inception"]
+
+
+def _up_to_poolings(network: Any) -> list[nn.Module]:
+    """The blocks of a VGG, whose layers it holds one by one; those that end with a pooling become one.
+
+    A ReLU writes over its input, so it cannot be checkpointed without the layer before.
+    """
+    blocks: list[list[nn.Module]] = [[]]
+    for layer in network.features:
+        blocks[-1].append(layer)
+        if isinstance(layer, nn.MaxPool2d):
+            blocks.append([])
+    network.features = nn.Sequential(*(nn.Sequential(*layers) for layers in blocks if layers))
+    return list(network.features)
 
 
 def _layers(network: Any) -> list[nn.Module]:
@@ -193,17 +218,17 @@ def _layers(network: Any) -> list[nn.Module]:
 def models(*, small: bool) -> dict[str, Model]:
     """The models of the table, or small ones of their kinds."""
     table = {}
-    for name, batch, published_pct, options in (
-        ("resnet50", 184, 11.95, {}),
-        ("vgg16", 176, 9.11, {}),
-        ("mobilenet_v2", 272, 8.72, {}),
-        ("googlenet", 320, 15.77, {"aux_logits": False, "init_weights": False}),
+    for name, batch, published_pct, blocks, options in (
+        ("resnet50", 184, 11.95, _bottlenecks, {}),
+        ("vgg16", 176, 9.11, _up_to_poolings, {}),
+        ("mobilenet_v2", 272, 8.72, lambda network: list(network.features), {}),
+        ("googlenet", 320, 15.77, _inceptions, {"aux_logits": False, "init_weights": False}),
     ):
         size = (4, 3, 64, 64) if small else (batch, 3, 224, 224)
         table[name] = Model(
             make=functools.partial(_vision, name, **options),
             sample=functools.partial(_images, *size),
-            blocks=_stages,
+            blocks=blocks,
             fractions=(THIRD,),
             published_pct=published_pct,
         )
@@ -252,7 +277,8 @@ class Row:
         bound_pct: overhead below which there is no plan.
         ready_s: until the module was there.
         published_pct: MONeT's overhead, on the rows that compare with it.
-        note: what went wrong.
+        note: why there are no figures.
+        failed: whether that is a failure, and no result.
     """
 
     model: str
@@ -274,6 +300,17 @@ class Row:
     ready_s: float | None = None
     published_pct: float | None = None
     note: str = ""
+    failed: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, float | None]:
+        """Which row it is."""
+        return self.model, self.method, self.fraction
+
+    @property
+    def broken(self) -> bool:
+        """Whether it took more than its budget."""
+        return bool(self.peak_nbytes and self.budget_nbytes and self.peak_nbytes > self.budget_nbytes)
 
     @property
     def overhead(self) -> float | None:
@@ -297,6 +334,10 @@ def measure(
     name: str, model: Model, method: str, fraction: float | None, device: torch.device
 ) -> tuple[Row, Measurements]:
     """Run one row; what its operators took, if they were measured."""
+    row = Row(model=name, method=method, fraction=fraction)
+    reason = without_inductor(device) if method.endswith("inductor") else ""
+    if reason:
+        return attrs.evolve(row, note=f"skipped: {reason}"), []
     torch.manual_seed(0)
     network = WithLoss(model.make()).to(device).train()
     eager = copy.deepcopy(network)
@@ -309,13 +350,11 @@ def measure(
         row_nbytes, requested_nbytes = peak_nbytes(side, device)
         eager_nbytes, _ = peak_nbytes(eager_side, device)
         step_s, eager_s = interleaved_s((side, eager_side), device, STEPS)
-    except (RematError, torch.OutOfMemoryError, RuntimeError) as error:
-        return Row(model=name, method=method, fraction=fraction, note=first_line(error)), []
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are run
+        return attrs.evolve(row, note=first_line(error), failed=not too_small(error)), []
     plan = planned.plan if planned is not None else None
-    row = Row(
-        model=name,
-        method=method,
-        fraction=fraction,
+    row = attrs.evolve(
+        row,
         budget_nbytes=_budget_nbytes(planned, fraction),
         predicted_nbytes=plan.peak_nbytes if plan is not None else None,
         peak_nbytes=row_nbytes,
@@ -374,12 +413,17 @@ def _budget_nbytes(planned: Hiremate | None, fraction: float | None) -> int | No
 def main() -> int:
     """Measure what is not there yet, write after each row, print the table."""
     parser = argparse.ArgumentParser(description="what remat does on an accelerator")
-    parser.add_argument("--seconds", type=float, default=560.0, help="begin no row after that (default: 560)")
+    parser.add_argument(
+        "--seconds", type=float, help="begin no row after that (default: 560; with --small, no limit)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--models", nargs="+", metavar="NAME")
     parser.add_argument("--small", action="store_true", help="small models, to test the script")
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     arguments = parser.parse_args()
+    limit_s: float = arguments.seconds
+    if arguments.seconds is None:
+        limit_s = float("inf") if arguments.small else 560.0
     began_s = time.perf_counter()
     device = current_device()
     table = models(small=arguments.small)
@@ -391,13 +435,14 @@ def main() -> int:
     rows = []
     if path.exists() and not arguments.again:
         rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
-    done = {(row.model, row.method, row.fraction) for row in rows}
+        rows = [row for row in rows if not row.failed]
+    done = {row.key for row in rows}
     chosen = arguments.models or list(table)
     ranked = [(rank, name, *row) for name in chosen for rank, row in enumerate(methods(table[name]))]
     for _, name, method, fraction in sorted(ranked, key=itemgetter(0)):
         if (name, method, fraction) in done:
             continue
-        if time.perf_counter() - began_s > arguments.seconds:
+        if time.perf_counter() - began_s > limit_s:
             print("out of time: run again for the rest")
             break
         row, measurements = measure(name, table[name], method, fraction, device)
@@ -410,10 +455,18 @@ def main() -> int:
         print(line(row), flush=True)
     if arguments.out == RESULTS:
         report.main()
-    broken = [r for r in rows if r.peak_nbytes and r.budget_nbytes and r.peak_nbytes > r.budget_nbytes]
-    for row in broken:
-        print(f"broken: {row.model} {row.method}: {row.peak_nbytes} bytes of {row.budget_nbytes}")
-    return 1 if broken else 0
+    return conclude(rows)
+
+
+def conclude(rows: list[Row]) -> int:
+    """Print how many rows there are, and what is wrong; the exit status."""
+    print(f"{len(rows)} rows, {sum(bool(row.note) for row in rows)} without figures")
+    for row in rows:
+        if row.broken:
+            print(f"broken: {row.model} {row.method}: {row.peak_nbytes} bytes of {row.budget_nbytes}")
+        if row.failed:
+            print(f"failed: {line(row)}")
+    return 1 if any(row.broken or row.failed for row in rows) else 0
 
 
 def _write(path: Path, rows: list[Row], device: torch.device) -> None:

@@ -20,12 +20,12 @@ Goals: budgets hold in every row by `max_memory_allocated`; the peak is predicte
 with a checkpoint around each block; bits are equal.
 
 `<out>/<device>-first.json` is written after every row, and what operators were measured to take into
-`platforms/<device>.json`. Rows that are there are skipped: run it again for the rest. Each section runs in a
+`platforms/<device>.json`. Rows that ended are skipped: run it again for the rest. Each section runs in a
 process of its own within its share of the time; a row that aborts, or does not end, costs no other row. The
 report lists what is wrong first; the exit status is 1 if anything is.
 
 `--small` runs all of it on tiny models, on the CPU too, to test the script; times and predicted peaks are
-not judged then.
+not judged then, and there is no limit of time.
 """
 
 import argparse
@@ -52,6 +52,7 @@ from benchmarks.first_contact.sections import SECTIONS, Section
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+_NO_LIMIT_S = 86_400.0
 
 
 def run_rows(section: Section, names: Sequence[str], setting: Setting) -> None:
@@ -70,6 +71,7 @@ def run_rows(section: Section, names: Sequence[str], setting: Setting) -> None:
             figures=found.figures,
             wrong=found.wrong,
             skipped=found.skipped,
+            cut=found.cut,
             took_s=time.perf_counter() - began_s,
         )
         del found
@@ -78,23 +80,33 @@ def run_rows(section: Section, names: Sequence[str], setting: Setting) -> None:
         release(setting.device)
 
 
-def measure(options: argparse.Namespace, rows: list[Row], path: Path, device: torch.device) -> None:
+def sections_left(options: argparse.Namespace, rows: Sequence[Row]) -> list[tuple[Section, list[str]]]:
+    """The sections that are wanted, with the names of their rows that are not there; none without such."""
+    done = {row.key for row in rows}
+    wanted = [section for section in SECTIONS if section.name in (options.sections or [section.name])]
+    found = [
+        (section, [name for name in section.names(small=options.small) if (section.name, name) not in done])
+        for section in wanted
+    ]
+    return [(section, names) for section, names in found if names]
+
+
+def measure(
+    options: argparse.Namespace, rows: list[Row], path: Path, device: torch.device, limit_s: float
+) -> None:
     """Add the rows that are not there; each section may take its share of the time that is left."""
-    end_s = time.monotonic() + options.time_limit
-    chosen = [section for section in SECTIONS if section.name in (options.sections or [section.name])]
+    end_s = time.time() + limit_s  # processes begin at different times
+    left = sections_left(options, rows)
     with tempfile.TemporaryDirectory() as costs:  # measured afresh, and once for all rows
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "REMAT_CACHE_DIR": costs, "PYTHONPATH": os.pathsep.join(paths)}
-        for place, section in enumerate(chosen):
-            done = {row.key for row in rows}
-            names = [n for n in section.names(small=options.small) if (section.name, n) not in done]
-            share = section.share / sum(later.share for later in chosen[place:])
-
-            limit_s = share * (end_s - time.monotonic())
+        for place, (section, names) in enumerate(left):
+            share = section.share / sum(later.share for later, _ in left[place:])
+            share_s = share * (end_s - time.time())
             words = ["--out", str(options.out), *(["--small"] if options.small else [])]
-            words += ["--worker", section.name, "--time-limit", str(limit_s), "--rows"]
+            words += ["--worker", section.name, "--until", str(time.time() + share_s), "--rows"]
             command = functools.partial(_command, words)
-            for name, given in rows_of(command, names, limit_s=limit_s, environment=environment):
+            for name, given in rows_of(command, names, limit_s=share_s, environment=environment):
                 rows.append(Row(**{"section": section.name, "name": name, **given}))
                 record.write(
                     path, list(map(attrs.asdict, rows)), packages=["torch"], device=device_name(device)
@@ -130,12 +142,13 @@ def print_report(rows: Sequence[Row], missing: Sequence[tuple[str, str]]) -> Non
 def main() -> int:
     """Measure what is not there yet, write after each row, report; 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--time-limit", type=float, default=480.0, help="seconds (default: 480)")
+    parser.add_argument("--time-limit", type=float, help="seconds (default: 480; with --small, no limit)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--sections", nargs="+", metavar="NAME", choices=[each.name for each in SECTIONS])
     parser.add_argument("--small", action="store_true", help="tiny models, to test the script")
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--rows", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = current_device()
@@ -146,7 +159,7 @@ def main() -> int:
             device=device,
             small=options.small,
             platforms=platforms,
-            end_s=time.monotonic() + options.time_limit,
+            end_s=time.monotonic() + options.until - time.time(),
         )
         run_rows(section, options.rows, setting)
         return 0
@@ -156,7 +169,11 @@ def main() -> int:
     rows: list[Row] = []
     if path.exists() and not options.again:
         rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
-    measure(options, rows, path, device)
+        rows = [row for row in rows if not row.cut]
+    limit_s = options.time_limit
+    if limit_s is None:
+        limit_s = _NO_LIMIT_S if options.small else 480.0
+    measure(options, rows, path, device, limit_s)
     every = [(each.name, name) for each in SECTIONS for name in each.names(small=options.small)]
     missing = [key for key in every if key not in {row.key for row in rows}]
     if options.sections:

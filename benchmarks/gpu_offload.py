@@ -16,8 +16,10 @@ may not end in time, and those left are named: run it again for the rest. In the
 "step" is the median of steps in a row, "pass" of forward and backward alone, "optimizer" of an update with
 nothing beside it; "hidden" is the share of the optimizer that adds nothing to a step. The methods of a model
 do not fit the device together, so their steps do not alternate; passes and steps of a method do. The device's
-peak is the allocator's over all those steps, above what it held before the row; it stands beside the budget,
-and the exit status is not zero if a budget is broken.
+peak is the allocator's over all those steps, above what it held before the row; it stands beside the budget.
+
+A row without figures says why. That there is no plan, or that the device is too small, is a result. The exit
+status is 1 if a budget is broken, or if a row failed in any other way; a failed row is run again next time.
 
 `--tiny` runs a row of each kind on models of some thousand parameters, on a simulated device where there is
 none, to test the script.
@@ -40,11 +42,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record, report
-from benchmarks.device_steps import current_device, device_name, first_line, release
+from benchmarks.device_steps import current_device, device_name, first_line, release, too_small
 from benchmarks.offload_ways import Shape, Way, cpu_step, eager, finish, new_machine, offmate, save_on_cpu
 from remat_executor import MemoryMeter
 from remat_facade.planning.memory_fit import free_on
-from remat_graph import Lane, Links, RematError
+from remat_graph import Lane, Links
 from remat_offload import HostPool, Machine, measure_links
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -109,7 +111,8 @@ class Row:
         on_host_nbytes: values placed on the host.
         ready_s: until it could train.
         took_s: of the whole row.
-        note: what went wrong.
+        note: why there are no figures.
+        failed: whether that is a failure, and no result.
     """
 
     model: str
@@ -132,6 +135,7 @@ class Row:
     ready_s: float | None = None
     took_s: float = 0.0
     note: str = ""
+    failed: bool = False
 
     @property
     def key(self) -> tuple[str, str, float | None]:
@@ -212,8 +216,8 @@ def measure(row: Row, shape: Shape, make: Callable[[], Way], device: torch.devic
         way = make()
         ready_s = time.perf_counter() - began_s
         row = attrs.evolve(row, ready_s=ready_s, **_trained(way, shape, device, base_nbytes, steps))
-    except (RematError, torch.OutOfMemoryError, RuntimeError) as error:
-        row = attrs.evolve(row, note=first_line(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are run
+        row = attrs.evolve(row, note=first_line(error), failed=not too_small(error))
     finally:
         del way
         gc.collect()
@@ -310,7 +314,7 @@ def _warm_up(device: torch.device) -> None:
 
 
 def main() -> int:
-    """Measure what is not there yet, write after each row; 1 if a budget is broken."""
+    """Measure what is not there yet, write after each row; 1 if a budget is broken or a row failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--time-limit", type=float, default=540.0, help="seconds (default: 540)")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -341,6 +345,7 @@ def main() -> int:
         rows = []
         if path.exists() and not options.again:
             rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
+            rows = [row for row in rows if not row.failed]
         write = functools.partial(_write, path, device, attrs.asdict(links), measured)
         write(rows)
         left = [key for key in (TINY_ORDER if tiny else ORDER) if key not in {row.key for row in rows}]
@@ -354,10 +359,16 @@ def main() -> int:
         print(f"out of time: {model} {method}{share} was skipped; run again for it")
     if options.out == RESULTS:
         report.main()
-    broken = [row for row in rows if row.broken]
-    for row in broken:
-        print(f"BROKEN: {line(row)}")
-    return 1 if broken else 0
+    return conclude(rows)
+
+
+def conclude(rows: list[Row]) -> int:
+    """Print how many rows there are, and what is wrong; the exit status."""
+    print(f"{len(rows)} rows, {sum(bool(row.note) for row in rows)} without figures")
+    for row in rows:
+        if row.broken or row.failed:
+            print(f"{'FAILED' if row.failed else 'BROKEN'}: {line(row)}")
+    return 1 if any(row.broken or row.failed for row in rows) else 0
 
 
 def _in_time(key: tuple[str, str, float | None], rows: list[Row], spent_s: float, limit_s: float) -> bool:

@@ -36,7 +36,9 @@ def run(name: str, setting: Setting) -> Findings:
         return found
     options = ["-m", "cuda", "-p", "no:cacheprovider", "-v", "--tb=line", "--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist") is not None:
-        processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
+        cores = os.cpu_count() or 1
+        # The kernels of the test device need no more than the cores; a device's need its memory.
+        processes = cores if on_the_test_device() else max(1, min(_MOST_PROCESSES, cores // 2))
         options += ["-n", str(processes), "--dist", "load"]
     if on_the_test_device():
         options += ["-p", "tests.device.plugin"]
@@ -61,6 +63,7 @@ def run(name: str, setting: Setting) -> Findings:
     _read(found, lines)
     if status == -signal.SIGKILL:
         found.wrong.insert(0, f"not all tests ran in {limit_s:.0f} s")
+        found.cut = True
     elif status not in (0, 1, 5) and not found.wrong:
         found.wrong.append(f"pytest ended with status {status}: {lines[-1] if lines else ''}"[:300])
     return found

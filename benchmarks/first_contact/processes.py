@@ -54,7 +54,8 @@ def rows_of(
         clock: gives seconds.
 
     Yields:
-        The name of each row that was begun with what it gave, or with "wrong" if its process ended.
+        The name of each row that was begun with what it gave, or with "wrong" if its process ended, and
+        "cut" if that was because no time was left.
     """
     end_s = clock() + limit_s
     left = list(names)
@@ -77,7 +78,7 @@ def rows_of(
             begun = left[0]
         if begun is not None:
             why = _why(process.status, limit_s)
-            yield begun, {"wrong": [f"{why}: {_last(log)}"]}
+            yield begun, {"wrong": [f"{why}: {_last(log)}"], "cut": process.status is None}
             left.remove(begun)
 
 

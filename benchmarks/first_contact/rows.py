@@ -52,6 +52,7 @@ class Row:
         figures: what was measured: bytes, seconds, ratios.
         wrong: each goal that was missed, with the figure.
         skipped: why nothing was checked.
+        cut: whether no time was left to end it; the next run runs it again.
         took_s: seconds of the row.
     """
 
@@ -61,6 +62,7 @@ class Row:
     figures: Mapping[str, Any] = attrs.field(factory=dict)
     wrong: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     skipped: str = ""
+    cut: bool = False
     took_s: float = 0.0
 
     @property
@@ -78,6 +80,7 @@ class Findings:
     figures: dict[str, Any] = attrs.field(factory=dict)
     wrong: list[str] = attrs.field(factory=list)
     skipped: str = ""
+    cut: bool = False
 
     def judge_peak(self, peak_nbytes: int, predicted_nbytes: int, budget_nbytes: int) -> None:
         """The budget holds, and the peak is as predicted."""

@@ -1,10 +1,8 @@
 """The runtimes that compile a plan or record it: bits, peak and time of one model each."""
 
 import copy
-import importlib.util
-import shutil
 
-from benchmarks.device_steps import Side, interleaved_s
+from benchmarks.device_steps import Side, interleaved_s, without_inductor
 from benchmarks.first_contact.exactness import trained
 from benchmarks.first_contact.models import task
 from benchmarks.first_contact.planning import planned
@@ -25,7 +23,10 @@ def names(*, small: bool) -> tuple[str, ...]:
 def run(name: str, setting: Setting) -> Findings:
     """One runtime."""
     found, device = Findings(setting), setting.device
-    found.skipped = _unavailable(name, setting)
+    if name == "cudagraph":
+        found.skipped = "" if device.type == "cuda" else "CUDA graphs need CUDA"
+    else:
+        found.skipped = without_inductor(device)
     if found.skipped:
         return found
     chosen = task(_MODELS[name], small=setting.small)
@@ -52,13 +53,3 @@ def run(name: str, setting: Setting) -> Findings:
     found.figures |= {"step_s": step_s, "eager_s": eager_s, "predicted_s": module.plan.time_s}
     found.said.append(f"step {1e3 * step_s:.2f} ms, {step_s / eager_s:.3f} of eager's at full memory")
     return found
-
-
-def _unavailable(name: str, setting: Setting) -> str:
-    """Why a runtime cannot run here."""
-    device = setting.device
-    if name == "cudagraph":
-        return "" if device.type == "cuda" else "CUDA graphs need CUDA"
-    if device.type == "cpu":
-        return "" if shutil.which("g++") else "Inductor needs g++ on the CPU"
-    return "" if importlib.util.find_spec("triton") else "Inductor needs triton, which is not installed"

@@ -161,6 +161,7 @@ for name in sys.argv[1:]:
         assert [name for name, _ in rows] == ["one", "aborts", "two"]
         (wrong,) = rows[1][1]["wrong"]
         assert "status -6" in wrong
+        assert not rows[1][1]["cut"]
         assert "a kernel failed" in wrong
         assert rows[2][1] == {"said": "two"}
 
@@ -189,6 +190,7 @@ for name in sys.argv[1:]:
         rows = self.rows(["one", "hangs", "two"], clock=clock)
         assert [name for name, _ in rows] == ["one", "hangs"]
         assert "not done when the 600 s" in rows[1][1]["wrong"][0]
+        assert rows[1][1]["cut"]
 
 
 def test_first_contact_reports_what_is_wrong_first(capsys: pytest.CaptureFixture[str]) -> None:

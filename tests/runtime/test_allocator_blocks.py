@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,9 +21,14 @@ from remat_executor.inspection.tensors import collect
 from remat_executor.memory.block_slack import largest_slack_nbytes, worst_case_nbytes
 from remat_executor.module import peak_check
 from remat_executor.module.pipeline import PipelineStages
+from remat_executor.module.planned_step import PlannedStep
+from remat_executor.runtime.eager import Eager
 from remat_executor.translation import translate
 from remat_facade import Hiremate, Offmate
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import Graph, Plan, Role, resolve_budget
+from remat_solvers import InfeasibleBudget
 from tests.helpers.offmates import LINKS
 from tests.helpers.planners import save_all
 
@@ -51,8 +58,8 @@ def sample(device: str = "cpu", batch: int = BATCH) -> Tensor:
 
 @pytest.fixture
 def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A quick search."""
-    return {"time_limit_s": 2.0, "zoo": False, "cache_dir": tmp_path_factory.getbasetemp() / "costs"}
+    """Of searches that end by themselves: a limit of time would decide what a busy machine finds."""
+    return {"zoo": False, "cache_dir": tmp_path_factory.getbasetemp() / "costs"}
 
 
 @pytest.fixture
@@ -163,28 +170,100 @@ def test_an_error_says_how_the_allocator_wastes_nothing(
         Hiremate(Layers(), sample(), "80%", **options)
 
 
-def test_every_plan_with_a_margin_is_judged(tmp_path: Any) -> None:
-    """No plan is made in vain after the last one that is judged."""
+@pytest.mark.parametrize(("budget_nbytes", "plans"), [(1 << 30, 4), (1001, 1), (1, 0)])
+def test_every_plan_with_a_margin_is_judged(
+    budget_nbytes: int, plans: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """No plan is made in vain after the last one that is judged, nor one that may need nothing twice."""
     planned = PlannedModule(Layers(), (sample(),), {}, save_all, cache_dir=tmp_path)
+    plan = attrs.evolve(planned.plan, peak_nbytes=budget_nbytes)
     margins: list[int] = []
+    monkeypatch.setattr(peak_check, "worst_case_nbytes", lambda graph, schedule: budget_nbytes + 1000)
 
     class NeverWithin:
         """A planner whose plans never fit."""
 
         def budget_for(self, graph: Graph) -> int:
-            return 0
+            return budget_nbytes
+
+        def asked_for(self, nbytes: int) -> int:
+            return nbytes
 
         def with_margin(self, nbytes: int) -> NeverWithin:
             margins.append(nbytes)
             return self
 
         def __call__(self, graph: Graph) -> Plan:
-            return planned.plan
+            return plan
 
     with pytest.raises(StepOverBudget):
-        peak_check.replan_for_slack(planned.graph, planned.plan, NeverWithin())
-    assert len(margins) == 4  # and the first plan, which is given
-    assert margins == sorted(margins)
+        peak_check.replan_for_slack(planned.graph, plan, NeverWithin())
+    assert len(margins) == plans  # and the first plan, which is given
+    assert margins == sorted(set(margins))
+    assert all(0 < margin < budget_nbytes for margin in margins)
+
+
+@attrs.frozen(kw_only=True)
+class TwoPlans:
+    """A planner that has a plan for a graph that saves all, and one that needs less."""
+
+    loose: Plan
+    tight: Plan
+    budget_nbytes: int
+
+    def budget_for(self, graph: Graph) -> int:
+        return self.budget_nbytes
+
+    def asked_for(self, nbytes: int) -> int:
+        return nbytes
+
+    def with_margin(self, nbytes: int) -> TwoPlans:
+        assert nbytes < self.budget_nbytes
+        return attrs.evolve(self, budget_nbytes=self.budget_nbytes - nbytes)
+
+    def __call__(self, graph: Graph) -> Plan:
+        for plan in (self.loose, self.tight):
+            if plan.peak_nbytes <= self.budget_nbytes:
+                return plan
+        names = {"budget_nbytes": 1, "floor_nbytes": 1, "floor_op": "", "floor_place": ""}
+        raise InfeasibleBudget(**names, floor_op_nbytes=1, smallest_nbytes=self.tight.peak_nbytes)
+
+
+def check_the_smallest_plan_is_tried(device: str, cache: Path) -> None:
+    """Where a margin leaves no plan, the smallest one may leave enough for blocks."""
+    model, x = Layers().to(device), sample(device)
+    step = PlannedModule(model, (x,), {}, save_all, cache_dir=cache)._remat.latest
+    tight = RecomputePlanner(budget="90%", method=Method(parameters={"moves": 1000}))(step.graph)
+
+    def rebuild(plan: Plan) -> PlannedStep:
+        return PlannedStep.build(step.captured, step.translation, step.graph, plan, Eager(), None, None)
+
+    def replanned(budget_nbytes: int) -> Plan:
+        planner = TwoPlans(loose=step.plan, tight=tight, budget_nbytes=budget_nbytes)
+        found = peak_check.replan_until_it_fits(
+            step, collect(model, (x,), {}), planner, rebuild, "eager", peak_check.block_headroom
+        )
+        return found.plan
+
+    with pytest.raises(StepOverBudget) as over:
+        replanned(step.plan.peak_nbytes)  # leaves nothing for the blocks of the smaller plan
+    enough_nbytes = over.value.peak_nbytes  # of the smaller plan, not of the first one
+    assert tight.peak_nbytes < step.plan.peak_nbytes < enough_nbytes < over.value.advised_nbytes
+    assert replanned(enough_nbytes) is tight
+    with pytest.raises(StepOverBudget) as over:
+        replanned(enough_nbytes - 1)
+    assert over.value.peak_nbytes == enough_nbytes
+
+
+def test_the_smallest_plan_is_tried(peaks: list[int], tmp_path: Path) -> None:
+    """And whether it fits is what decides."""
+    check_the_smallest_plan_is_tried("cpu", tmp_path)
+
+
+@pytest.mark.cuda
+def test_the_smallest_plan_is_tried_on_cuda(tmp_path: Path) -> None:
+    """The blocks of the test device are as large as CUDA's."""
+    check_the_smallest_plan_is_tried("cuda", tmp_path)
 
 
 def test_tangents_of_a_loss_outside_are_not_held(tmp_path: Any) -> None:
@@ -211,6 +290,7 @@ def test_offloaded_steps_leave_the_slack_of_all_blocks(
             host_budget="256MiB",
             optimizer=optimizer,
             links=LINKS,
+            time_limit_s=2.0,
             **options,
         )
         bounds.append(worst_case_nbytes(planned.graph, planned.plan.schedule))
@@ -218,6 +298,28 @@ def test_offloaded_steps_leave_the_slack_of_all_blocks(
         planned.close()
     assert bounds[1] <= budgets[0] < bounds[0]
     assert budgets[1] < budgets[0]  # a margin is left
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_an_error_is_about_the_budget_that_was_given(
+    moves: bool, monkeypatch: pytest.MonkeyPatch, peaks: list[int], options: dict[str, Any]
+) -> None:
+    """It includes a reserve, and of a module that moves values also buffers and inputs."""
+    monkeypatch.setattr(peak_check, "measure_peak", lambda step, tensors: 1 << 40)
+    monkeypatch.setattr(peak_check, "worst_case_nbytes", lambda graph, schedule, *_: 1 << 40)
+    monkeypatch.setattr(peak_check, "slack_variation_nbytes", lambda *_: 0)
+    model, x, reserve_nbytes = Layers(), sample(batch=10 * BATCH), 1 << 20
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given = {**options, "reserve_nbytes": reserve_nbytes, "time_limit_s": 2.0}
+    if moves:
+        given |= {"optimizer": optimizer, "host_budget": "256MiB", "links": LINKS}
+    with pytest.raises(StepOverBudget) as over:
+        (Offmate if moves else Hiremate)(model, x, "200MiB", **given)
+    held = [*model.buffers(), x] if moves else []
+    taken_nbytes = reserve_nbytes + sum(tensor.nbytes for tensor in held)
+    assert over.value.budget_nbytes == 200 << 20
+    assert over.value.peak_nbytes == taken_nbytes + (1 << 40)
+    assert over.value.advised_nbytes > over.value.peak_nbytes
 
 
 def test_a_loss_and_its_tangent_are_two_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -233,7 +335,7 @@ def test_a_loss_and_its_tangent_are_two_blocks(monkeypatch: pytest.MonkeyPatch, 
 def test_on_cuda(budget: str, options: dict[str, Any]) -> None:
     """In every step, the optimizer's states among the blocks, by the device's own statistics."""
     x = sample("cuda", batch=50 * BATCH)
-    planned = Hiremate(Layers().cuda(), x, budget, **options)
+    planned = Hiremate(Layers().cuda(), x, budget, time_limit_s=2.0, **options)
     optimizer = torch.optim.AdamW(planned.parameters())
     budget_nbytes = resolve_budget(budget, planned.graph)
     for _ in range(4):

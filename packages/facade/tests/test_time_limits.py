@@ -73,7 +73,8 @@ def test_the_command_for_the_smallest_budget_takes_a_limit(tmp_path: Any, capsys
 
 def test_an_error_of_plans_that_move_says_that_time_was_up() -> None:
     """The hint is part of the one line."""
-    figures = {"budget_nbytes": 1, "host_budget_nbytes": 1, "least_nbytes": 2, "least_host_nbytes": 2}
+    names = ("budget_nbytes", "host_budget_nbytes", "least_nbytes", "least_host_nbytes", "smallest_nbytes")
+    figures = dict.fromkeys(names, 1)
     assert "time was up" not in str(NoRoom(**figures))
     text = str(NoRoom(**figures, cut_short=True))
     assert "raise the time limit, raise either budget" in text

@@ -120,7 +120,8 @@ class StepOverBudget(RematError):
 
     Attributes:
         runtime: its name.
-        peak_nbytes: the measured peak; where nothing can be measured before training, a bound of it.
+        peak_nbytes: the measured peak; where nothing can be measured before training, a bound of it. It
+            includes what the budget includes in addition to the step: reserves, and what is on the device.
         budget_nbytes: the budget.
         advised_nbytes: a budget that leaves enough headroom for plans like the last one.
     """

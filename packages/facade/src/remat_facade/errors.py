@@ -137,6 +137,7 @@ class NoRoom(RematError):
         host_budget_nbytes: the host budget.
         least_nbytes: the smallest device budget with a plan, including buffers, inputs and `reserve_nbytes`.
         least_host_nbytes: host bytes of that plan.
+        smallest_nbytes: what the step of that plan may take, without buffers, inputs and `reserve_nbytes`.
         cut_short: whether a time limit ended the search, so that a smaller budget may work too.
     """
 
@@ -144,6 +145,7 @@ class NoRoom(RematError):
     host_budget_nbytes: int
     least_nbytes: int
     least_host_nbytes: int
+    smallest_nbytes: int
     cut_short: bool = False
 
     def __str__(self) -> str:

@@ -71,16 +71,21 @@ def worst_case_nbytes(
     return simulate(slack, schedule, grads=grads).peak_nbytes
 
 
-def slack_variation_nbytes(graph: Graph, schedule: Schedule, grads: Grads = Grads.NEW) -> int:
-    """By how much the slack at a schedule's peak may vary from step to step, as a rule.
+def slack_variation_nbytes(
+    graph: Graph, schedule: Schedule, grads: Grads = Grads.NEW, measured_nbytes: int = 0
+) -> int:
+    """By how much the slack at a schedule's peak may grow beyond that of a measured step, as a rule.
 
     Which cached block serves a request depends on what else the process has allocated, for instance states of
     an optimizer. The slacks of n blocks are between 0 and 1 MiB; if they are independent, the standard
     deviation of their sum is below 0.3 MiB times the root of n. Three of these are left, below the most that
-    is possible.
+    is possible: slack that the measured step had cannot be added to it again.
     """
     if largest_slack_nbytes() == 0:
         return 0
     peak_nbytes = simulate(graph, schedule, grads=grads).peak_nbytes
     most_nbytes = worst_case_nbytes(graph, schedule, grads=grads) - peak_nbytes
-    return min(most_nbytes, math.ceil(_MIB * math.sqrt(most_nbytes / _MIB)))
+    measured_slack_nbytes = max(0, measured_nbytes - peak_nbytes)
+    # A step that took even more took it for another reason, and its slack is unknown.
+    left_nbytes = most_nbytes - (measured_slack_nbytes if measured_slack_nbytes <= most_nbytes else 0)
+    return min(left_nbytes, math.ceil(_MIB * math.sqrt(most_nbytes / _MIB)))

@@ -51,11 +51,21 @@ class MarginPlanner(Protocol):
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan of this graph may need; a saved plan may be for another budget."""
 
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes: all that it may not need is added."""
+
     def with_margin(self, nbytes: int) -> "MarginPlanner":
         """The same planner with a margin of n bytes."""
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan the graph; raises if the budget cannot be met."""
+
+
+@runtime_checkable
+class _NamesSmallest(Protocol):
+    """An error about a budget that names the smallest one with a schedule."""
+
+    smallest_nbytes: int
 
 
 class _TakesOutputs(torch.autograd.Function):
@@ -170,7 +180,7 @@ def replan_until_it_fits(
     planner: Callable[[Graph], Plan] | MarginPlanner,
     rebuild: Callable[[Plan], PlannedStep],
     runtime: str,
-    headroom: Callable[[PlannedStep], int] = lambda step: 0,
+    headroom: Callable[[PlannedStep, int], int] = lambda step, measured_nbytes: 0,
 ) -> PlannedStep:
     """A step whose measured peak fits the planner's budget.
 
@@ -180,7 +190,7 @@ def replan_until_it_fits(
         planner: plans again with a margin.
         rebuild: lowers another plan of the planner.
         runtime: its name, for the error.
-        headroom: bytes by which later peaks of a step may exceed the measured one.
+        headroom: bytes by which later peaks of a step may exceed this measured one.
 
     Raises:
         StepOverBudget: no plan was found that fits.
@@ -190,14 +200,14 @@ def replan_until_it_fits(
         measured_nbytes = measure_peak(step, tensors)
         beyond_nbytes = fragments_nbytes(step.translation.device)
         measured = attrs.evolve(step, rehearsed_nbytes=measured_nbytes, fragments_nbytes=beyond_nbytes)
-        return measured, measured_nbytes + headroom(step)
+        return measured, measured_nbytes + headroom(step, measured_nbytes)
 
     return _until_within_budget(step, lambda step: step.plan, step.graph, planner, judge, rebuild, runtime)
 
 
-def block_headroom(step: PlannedStep) -> int:
+def block_headroom(step: PlannedStep, measured_nbytes: int) -> int:
     """By how much the blocks of CUDA's allocator may vary: a `headroom` of `replan_until_it_fits`."""
-    return slack_variation_nbytes(step.graph, step.plan.schedule, step.plan.grads)
+    return slack_variation_nbytes(step.graph, step.plan.schedule, step.plan.grads, measured_nbytes)
 
 
 def replan_for_slack(graph: Graph, plan: Plan, planner: MarginPlanner) -> Plan:
@@ -226,32 +236,63 @@ def _until_within_budget(
 ) -> T:
     """The first candidate that its judge finds within the budget; each has a larger margin than the last.
 
-    `judge` returns a candidate with what it noted on it, and its peak in bytes.
+    `judge` returns a candidate with what it noted on it, and its peak in bytes. Where a margin leaves no
+    plan, the smallest budget with a schedule is tried before the search is given up.
     """
     budget_nbytes = plan_of(candidate).budget_nbytes
+    taken_nbytes = 0  # of the budget that was asked for, by what plans do not count
     if isinstance(planner, MarginPlanner):
         budget_nbytes = planner.budget_for(graph)
-    margin_nbytes, attempt = 0, 1
+        taken_nbytes = planner.asked_for(0)
+    margin_nbytes, attempt, smallest = 0, 1, False
     while True:
         candidate, peak_nbytes = judge(candidate)
         if peak_nbytes <= budget_nbytes:
             return candidate
         beyond_nbytes = peak_nbytes - plan_of(candidate).peak_nbytes
-        margin_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
+        larger_nbytes = _larger_margin(margin_nbytes, beyond_nbytes, peak_nbytes - budget_nbytes)
+        # A plan at that budget gets a margin of its own: an eighth more than this one. If the last plan was
+        # the smallest, it fits there; what it needs beyond its peak may vary.
+        advised_nbytes = budget_nbytes + larger_nbytes + larger_nbytes // 8
+        if smallest:
+            advised_nbytes = peak_nbytes + beyond_nbytes // 8
         over = StepOverBudget(
             runtime=runtime,
-            peak_nbytes=peak_nbytes,
-            budget_nbytes=budget_nbytes,
-            # A plan at that budget gets a margin of its own: an eighth more than this one.
-            advised_nbytes=budget_nbytes + margin_nbytes + margin_nbytes // 8,
+            peak_nbytes=taken_nbytes + peak_nbytes,
+            budget_nbytes=taken_nbytes + budget_nbytes,
+            advised_nbytes=taken_nbytes + advised_nbytes,
         )
-        if attempt == _MOST_ATTEMPTS or not isinstance(planner, MarginPlanner):
+        tried_nbytes, margin_nbytes = margin_nbytes, min(larger_nbytes, budget_nbytes - 1)
+        given_up = smallest or attempt == _MOST_ATTEMPTS or margin_nbytes <= tried_nbytes
+        if given_up or not isinstance(planner, MarginPlanner):
             raise over
         attempt += 1
         try:
-            candidate = rebuild(planner.with_margin(margin_nbytes)(graph))
+            plan, smallest = _plan_with_margin(planner, graph, tried_nbytes, margin_nbytes)
+            candidate = rebuild(plan)
         except RematError as error:
             raise over from error
+
+
+def _plan_with_margin(
+    planner: MarginPlanner, graph: Graph, tried_nbytes: int, margin_nbytes: int
+) -> tuple[Plan, bool]:
+    """A plan with a margin, and whether it is the smallest: the largest margin that leaves a plan, instead.
+
+    A margin is an estimate with an eighth in reserve, so a smaller one may do.
+
+    Raises:
+        RematError: none is left by any margin above the last one.
+    """
+    try:
+        return planner.with_margin(margin_nbytes)(graph), False
+    except RematError as error:
+        if not isinstance(error, _NamesSmallest):
+            raise
+        largest_nbytes = planner.budget_for(graph) - error.smallest_nbytes
+        if not tried_nbytes < largest_nbytes < margin_nbytes:
+            raise
+    return planner.with_margin(largest_nbytes)(graph), True
 
 
 def _larger_margin(margin_nbytes: int, beyond_nbytes: int, surplus_nbytes: int) -> int:

@@ -63,6 +63,10 @@ class OffmatePlanner(StepPlanner):
             raise BadBudget(budget=str(self.budget), problem=taken)
         return budget_nbytes
 
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes."""
+        return nbytes + self._taken_nbytes
+
     def _asked_nbytes(self, graph: Graph) -> int:
         """The budget in bytes, which the first graph fixes."""
         if self.asked_nbytes is None:
@@ -102,6 +106,7 @@ class OffmatePlanner(StepPlanner):
                 host_budget_nbytes=self.host_budget_nbytes,
                 least_nbytes=solution.shortage.nbytes + self._taken_nbytes,
                 least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
+                smallest_nbytes=solution.shortage.nbytes,
                 cut_short=deadline.hit,
             )
         placed = with_placement(graph, solution.on_host)

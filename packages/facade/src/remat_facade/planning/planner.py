@@ -77,6 +77,10 @@ class StepPlanner(ABC):
         """The plan to return; a subclass may add notes or record it."""
         return plan
 
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes."""
+        return nbytes + self.reserve_nbytes
+
     def with_margin(self, nbytes: int) -> Self:
         """The same planner with a margin of n bytes."""
         return attrs.evolve(self, reserve_nbytes=self.reserve_nbytes + nbytes)

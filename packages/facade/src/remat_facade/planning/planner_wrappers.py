@@ -16,6 +16,9 @@ class EntryPlanner(Protocol):
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan of `graph` may take."""
 
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes."""
+
     def with_margin(self, nbytes: int) -> "EntryPlanner":
         """The same planner with a margin of n bytes."""
 
@@ -42,6 +45,10 @@ class FixedPlanner:
     def budget_for(self, graph: Graph) -> int:
         """The bytes that a plan may take; the budget of the fixed plan does not matter."""
         return self.otherwise.budget_for(graph)
+
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes."""
+        return self.otherwise.asked_for(nbytes)
 
     def with_margin(self, nbytes: int) -> EntryPlanner:
         """The other planner with a margin of n bytes: the measured peak of the fixed plan was too high."""
@@ -90,6 +97,10 @@ class RanksPlanner:
         """The budget of this rank."""
         return self.alone.budget_for(graph)
 
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes."""
+        return self.alone.asked_for(nbytes)
+
     def with_margin(self, nbytes: int) -> EntryPlanner:
         """This rank's planner with a margin of n bytes."""
         return self.alone.with_margin(nbytes)
@@ -122,6 +133,10 @@ class AnnotatedPlanner:
     def budget_for(self, graph: Graph) -> int:
         """The budget of the planner."""
         return self.planner.budget_for(graph)
+
+    def asked_for(self, nbytes: int) -> int:
+        """The budget to ask for so that a plan may need n bytes."""
+        return self.planner.asked_for(nbytes)
 
     def with_margin(self, nbytes: int) -> "AnnotatedPlanner":
         """The planner with a margin of n bytes; its plans carry notes too."""
