@@ -185,6 +185,38 @@ def test_windows_of_minus_infinities_with_channels_last_in_three_dimensions() ->
         assert switches == len(found.graph.switches)
 
 
+class AfterOnePixel(nn.Module):
+    """Pools to one pixel an image, and from there to more; dropout draws in the order of its layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 2, 1),
+            nn.MaxPool2d(1, stride=3, ceil_mode=True),
+            nn.Tanh(),
+            nn.ReLU(),
+            nn.AdaptiveMaxPool2d(5),
+            nn.Dropout(0.5),
+            nn.Conv2d(2, 2, 1),
+        )
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        """A scalar."""
+        y: Tensor = self.layers(x)
+        return (y * scale).sum()
+
+
+def test_images_of_one_pixel_have_no_layout_of_their_own() -> None:
+    """Which of two layouts later operators take depends on strides that no element needs."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 3, 2).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    inputs = (x, torch.randn(2, 2, 5, 5).to(torch.bfloat16))
+    model = AfterOnePixel().to(torch.bfloat16)
+    wanted = steps(copy.deepcopy(model), inputs)
+    module = PlannedModule(copy.deepcopy(model), inputs, {}, all_switched(), ways=[SMALL])
+    assert all(map(same_bits, wanted, steps(module, inputs)))
+
+
 class Unpool(nn.Module):
     """Something else reads the indices."""
 
