@@ -4,9 +4,14 @@ A trace infers strides and dtypes from rules, not from kernels. For the operator
 an input is not contiguous or inputs differ in precision, as under autocast (torch 2.11 to 2.13 on CPU): a
 batch norm of a transposed input has other strides, and the means of a half-precision layer norm with float32
 weights are float32. Later ops of such a trace could not run. For these operators the kernel itself runs on
-zeros, once for each layout. Where no kernel may run, because the device is not there or the model is too
-large for it, convolutions and batch norms follow the rule of their kernels on CUDA; so do recurrent layers of
-cuDNN anywhere.
+zeros, once for each layout.
+
+So does any operator that makes images of one pixel or one channel. They are contiguous with channels first
+and last, and the strides of their dimensions of size 1 decide which of them later operators take, and the order in
+which dropout draws. By the rules tanh keeps those strides; its kernel makes new ones.
+
+Where no kernel may run, because the device is not there or the model is too large for it, convolutions and
+batch norms follow the rule of their kernels on CUDA; so do recurrent layers of cuDNN anywhere.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,10 +62,11 @@ class KernelLayouts:
         if self._real_mode is None:
             on_cuda = given and given[0].device.type in ("meta", "cuda")
             return _as_on_cuda(func, given, result) if on_cuda else result
-        if func not in UNRELIABLE:
-            return result
-        precisions = {t.dtype for t in given} - {torch.bool}  # a mask does not change a result's dtype
-        if len(precisions) < 2 and all(t.is_contiguous() for t in given):
+        if func in UNRELIABLE:
+            precisions = {t.dtype for t in given} - {torch.bool}  # a mask does not change a result's dtype
+            if len(precisions) < 2 and all(t.is_contiguous() for t in given):
+                return result
+        elif not _is_plain(func) or not any(map(_has_two_layouts, _tensors(result))):
             return result
         key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
         if key not in self._known:
@@ -93,6 +99,26 @@ class KernelLayouts:
                 return None
             made = real if isinstance(real, tuple | list) else [real]
             return [(t.stride(), t.dtype) if isinstance(t, Tensor) else None for t in made]
+
+
+def _is_plain(func: Any) -> bool:
+    """Whether an operator only makes new tensors, and draws nothing."""
+    schema = func._schema
+    aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
+    return not aliases and torch.Tag.nondeterministic_seeded not in func.tags
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    results = result if isinstance(result, tuple | list) else [result]
+    return [each for each in results if isinstance(each, Tensor)]
+
+
+def _has_two_layouts(tensor: Tensor) -> bool:
+    """Whether images are contiguous with channels first and last."""
+    if tensor.ndim not in (4, 5) or not tensor.numel():
+        return False
+    last = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+    return tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
 
 
 def _as_on_cuda(func: Any, given: list[Tensor], result: Any) -> Any:

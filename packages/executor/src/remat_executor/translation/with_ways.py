@@ -4,10 +4,8 @@ from collections.abc import Iterable
 
 import attrs
 import torch
-from torch import Tensor
 from torch.fx import Node
 
-from remat_executor.fx_nodes import meta_tensors
 from remat_executor.translation.keys import kernel_key
 from remat_executor.translation.recipes import Recipe, RunKernel
 from remat_executor.translation.translation import Translation
@@ -19,28 +17,12 @@ def with_ways(translation: Translation, ways: Iterable[Substitution]) -> Transla
     """The translation with an alternative for each change of each way that the graph allows.
 
     A way is left out if what it does not make is read by an op that it does not change or is delivered, if it
-    reads a tensor of the caller that the step overwrites, if it changes an op that is no plain call, or if it
-    reads or makes images whose layout is not known (`_has_two_layouts`).
+    reads a tensor of the caller that the step overwrites, or if it changes an op that is no plain call.
     """
     adder = _Adder(translation)
     for way in ways:
-        nodes = {node for change in way.changes if change.kernel for node in (change.node, *change.reads)}
-        nodes.update(node for change in way.changes for node in change.makes or ())
-        if not any(_has_two_layouts(t) for node in nodes for t in meta_tensors(node.meta.get("val"))):
-            adder.add(way)
+        adder.add(way)
     return adder.result()
-
-
-def _has_two_layouts(tensor: Tensor) -> bool:
-    """Whether images are contiguous with channels first and last, as those of one channel or one pixel are.
-
-    The strides of their dimensions of size 1 then tell later operators which of the two it is, and the order
-    in which dropout draws. Kernels and torch's shape rules give them different ones.
-    """
-    if tensor.ndim not in (4, 5) or not tensor.numel():
-        return False
-    last = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
-    return tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
 
 
 @attrs.frozen(eq=False)
