@@ -25,6 +25,7 @@ from remat_facade.entrypoints.offmate import Offmate
 from remat_facade.integrations.extras import from_extra
 from remat_facade.integrations.named_module import check_name, module_named
 from remat_facade.integrations.plan_report import plan_figures, plan_text, warn_uncalled
+from remat_facade.integrations.tensorboard import write_plan
 from remat_offload import OffloadMisuse
 from remat_offload.optimizer.trial_steps import generators_kept
 
@@ -78,11 +79,7 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]
         logging.getLogger(__name__).warning("%s", text)
         state.log_history.append({**figures, "step": state.global_step})
         if "tensorboard" in args.report_to:
-            # Imported here, because it needs the package tensorboard.
-            from torch.utils.tensorboard import SummaryWriter
-
-            with SummaryWriter(args.logging_dir) as writer:
-                writer.add_text("remat/plan", text, state.global_step)
+            write_plan(args, text, figures, state.global_step)
         run = getattr(sys.modules.get("wandb"), "run", None)
         if run is not None:
             run.summary.update(figures)
