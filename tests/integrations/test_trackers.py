@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.integrations.hf_trainer import trainer_of
 from benchmarks.integrations.scenario import Run
-from benchmarks.integrations.tiny import llama
+from benchmarks.integrations.tiny import llama, tool
 from remat_facade import planned
 from remat_facade.integrations.plan_report import plan_figures
 from remat_facade.integrations.tensorboard import latest_run
@@ -31,15 +31,14 @@ def trained(tmp_path: Path, tracker: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore")  # what the tracker warns of is its own
 def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the trainer's own run, whose file stays the only one of its folder."""
+    """Next to the trainer's own run, whose file stays the only one of its folder."""
     pytest.importorskip("tensorboard", reason=ABSENT.format("tensorboard"))
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    reader = tool("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
     model = trained(tmp_path, "tensorboard").model
     (run,) = (tmp_path / "out" / "runs").iterdir()
     assert len([path for path in run.iterdir() if path.is_file()]) == 1
-    events = EventAccumulator(str(run / "remat")).Reload()
+    events = reader.EventAccumulator(str(run / "remat")).Reload()
     figures = plan_figures(model)
     for name in ("remat/budget_nbytes", "remat/peak_nbytes", "remat/overhead"):
         (event,) = events.Scalars(name)

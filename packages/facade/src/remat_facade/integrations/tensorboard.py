@@ -14,7 +14,7 @@ _OWN = "remat"
 
 
 def write_plan(args: Any, text: str, figures: Mapping[str, float], step: int) -> None:
-    """Write a plan beside the latest run.
+    """Write a plan next to the latest run.
 
     It has a folder of its own, because TensorBoard reads a folder's files one after the other: while a run
     goes on, it would not come back to the file of the trainer.
