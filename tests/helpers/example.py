@@ -26,11 +26,12 @@ def run(example: str, *arguments: str, cache: Path) -> tuple[list[str], str]:
 
 
 def run_script(script: str, *arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own."""
+    """Run a script in a process of its own, on one thread, as all tests are: see conftest.py."""
+    settings = {"REMAT_CACHE_DIR": str(cache), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         [sys.executable, "-m", "tests.helpers.example", script, *arguments],
         cwd=ROOT,
-        env={**os.environ, "REMAT_CACHE_DIR": str(cache), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=900,
