@@ -267,9 +267,10 @@ def test_the_mode_is_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     call = torch.compile(network(), backend="remat")
     with pytest.raises(InfeasibleBudget, match="budget 1000 B is too small"):
         call(batch())
-    model = network()
-    call = torch.compile(model, backend="remat", mode="1MiB")
-    assert same(model, network(), call, batch())
+    for mode in ("1MiB", "auto"):
+        model = network()
+        call = torch.compile(model, backend="remat", mode=mode)
+        assert same(model, network(), call, batch())
 
 
 def test_a_mode_that_is_no_budget() -> None:

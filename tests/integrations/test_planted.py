@@ -241,6 +241,15 @@ def test_a_lightning_module_that_cannot_be_limited_as_it_is_given(run: Run) -> N
     limit_memory(Forward(), "60%")
     with pytest.raises(BadModel, match=r"Inside has no submodule 'model': name one of its modules \(net\)"):
         MemoryLimit("60%", module="model").on_fit_start(None, Inside())
+    two, frozen = Inside(), Inside()
+    two.weight = nn.Parameter(torch.ones(1))
+    with pytest.raises(BadModel, match=r'trains net, parameters of its own: .*, module="net"\)'):
+        MemoryLimit("60%").on_fit_start(None, two)
+    del two.net
+    with pytest.raises(BadModel, match=r"parameters of its own only: limit it with limit_memory\(module"):
+        MemoryLimit("60%").on_fit_start(None, two)
+    with pytest.raises(BadModel, match="no parameter of Inside requires a gradient"):
+        MemoryLimit("60%").on_fit_start(None, frozen.requires_grad_(False))
     with pytest.raises(BadBudget, match="has no unit"):
         MemoryLimit("60")
     with pytest.raises(TypeError, match=r"MemoryLimit\(\) got an unexpected keyword argument 'modul'"):

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.integrations.judge import row_of
 from benchmarks.integrations.table import TOOLS, absent_tools, all_scenarios
-from tests.helpers.models import import_torchvision
 
 # One or two of each tool; `hatch run integrations` runs all.
 CUT = [
@@ -48,7 +47,6 @@ def test_one_line_changes_no_number(name: str, tmp_path: Path, monkeypatch: pyte
     if absent in absent_tools():
         pytest.skip(f"{absent} is in the environment `integrations` only")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    import_torchvision()
     (scenario,) = (each for each in all_scenarios() if each.name == name)
     row = row_of(scenario, tmp_path)
     assert row["wrong"] == []

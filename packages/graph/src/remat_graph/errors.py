@@ -166,16 +166,20 @@ class BadBudget(RematError):
         budget: the value that came, as text.
         problem: what is wrong with it.
         share: whether a share of a step's peak would be accepted here.
+        auto: whether ``"auto"`` would be accepted here.
     """
 
     budget: str
     problem: str
     share: bool = True
+    auto: bool = False
 
     def __str__(self) -> str:
         wanted = ["whole bytes such as 2147483648", 'a size such as "2GiB" or "800MB"']
         if self.share:
             wanted.append('a share of the unplanned peak such as "40%"')
+        if self.auto:
+            wanted.append('"auto" for what the device has left')
         return f"budget {self.budget}: {self.problem}; give {', '.join(wanted[:-1])}, or {wanted[-1]}"
 
 

@@ -127,8 +127,7 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
         if name not in LimitKeywords.__annotations__:
             raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
     chosen = (os.environ.get(BUDGET) or "auto") if budget is None else budget
-    if chosen != "auto":
-        check_model_budget(chosen)
+    check_model_budget(chosen)
     method = choose_method(
         "auto",
         options.get("config"),

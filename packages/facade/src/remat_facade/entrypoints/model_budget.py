@@ -2,6 +2,8 @@
 
 import re
 
+import attrs
+
 from remat_graph import BadBudget, Budget, format_nbytes
 from remat_graph.budget import BudgetLike
 
@@ -10,7 +12,7 @@ LEAST_BARE_NBYTES = 1024
 
 
 def check_model_budget(budget: BudgetLike) -> None:
-    """Check that a budget can be parsed, and that a small one names its unit.
+    """Check that a budget is ``"auto"`` or can be parsed, and that a small one names its unit.
 
     ``"40"`` would be 40 bytes, which no model trains in; the user means ``"40%"`` or ``"40GiB"``. An int is
     not refused, because programs compute it, and neither is ``"40B"``.
@@ -18,8 +20,13 @@ def check_model_budget(budget: BudgetLike) -> None:
     Raises:
         BadBudget: the budget is invalid, or text below 1024 bytes without a unit.
     """
-    parsed = Budget.parse(budget)
+    if isinstance(budget, str) and budget == "auto":
+        return
+    try:
+        parsed = Budget.parse(budget)
+    except BadBudget as error:
+        raise attrs.evolve(error, auto=True) from None
     small = parsed.nbytes is not None and parsed.nbytes < LEAST_BARE_NBYTES
     if small and isinstance(budget, str) and not re.search(r"[a-z%]\s*$", budget, re.IGNORECASE):
         problem = f"has no unit, so it would be {format_nbytes(parsed.nbytes or 0)}"
-        raise BadBudget(budget=parsed.text, problem=problem)
+        raise BadBudget(budget=parsed.text, problem=problem, auto=True)

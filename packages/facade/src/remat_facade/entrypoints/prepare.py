@@ -35,9 +35,8 @@ def prepare(
     if isinstance(model, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
     device = check_model(model, *arguments)
+    check_model_budget(options.budget)
     auto = options.budget == "auto"
-    if not auto:
-        check_model_budget(options.budget)
     planner = RecomputePlanner(
         budget=auto_budget(model, options.optimizer, device) if auto else options.budget,
         method=method,
@@ -77,9 +76,8 @@ def plan_model(
     else:
         planner = prepare(model, arguments, attrs.evolve(options, budget="100%"), method, cost)
         budget = options.budget
-        if budget != "auto":
-            check_model_budget(budget)
-        else:
+        check_model_budget(budget)
+        if budget == "auto":
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             held_nbytes = nbytes_of((*model.parameters(), *model.buffers(), *gradients))
             free_nbytes = max(0, device_nbytes - held_nbytes)

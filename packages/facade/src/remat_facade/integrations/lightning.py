@@ -72,16 +72,20 @@ def _only_trained(module: nn.Module) -> str:
     """The name of the only child with parameters to train.
 
     Raises:
-        BadModel: there are others, or the module has such parameters itself.
+        BadModel: there are others, the module has such parameters itself, or there are none.
     """
     names = [
         name for name, child in module.named_children() if any(p.requires_grad for p in child.parameters())
     ]
     own = any(p.requires_grad for p in module.parameters(recurse=False))
-    if own or len(names) != 1:
-        kind, found = type(module).__name__, ", ".join(names) or "none"
-        raise BadModel(
-            problem=f"{kind} trains parameters of its own or of several children ({found}): name the module "
-            'to limit, as in MemoryLimit("20GiB", module="model"), or limit each with limit_memory'
-        )
-    return names[0]
+    if len(names) == 1 and not own:
+        return names[0]
+    kind = type(module).__name__
+    if names:
+        found = ", ".join(names + ["parameters of its own"] * own)
+        problem = f'{kind} trains {found}: name the module to limit, as in MemoryLimit("20GiB", module='
+        raise BadModel(problem=f'{problem}"{names[0]}"), or limit each with limit_memory')
+    if own:
+        advice = "limit it with limit_memory(module, budget), and let training_step call self(...)"
+        raise BadModel(problem=f"{kind} trains parameters of its own only: {advice}")
+    raise BadModel(problem=f"no parameter of {kind} requires a gradient, so nothing of it is trained")
