@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from remat_executor import CaptureError, RematWarning
+from remat_executor.torch_private.capture import export_joint
 from tests.helpers.steps import assert_same_step, pair
 
 
@@ -49,6 +54,33 @@ def test_python_randomness_is_refused(cache: Path) -> None:
     with pytest.raises(CaptureError, match="random module"):
         pair(Draws(), cache, torch.randn(2, 3))
     assert random.getstate() == state
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_draws_of_another_thread_are_no_draws_of_the_forward(
+    draw: Callable[[], float], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that sends logs, and draws how long it waits, while the first of two captures runs."""
+    captures: list[Any] = []
+
+    def disturbed(*arguments: Any, **options: Any) -> Any:
+        captures.append(export_joint(*arguments, **options))
+        if len(captures) == 1:
+            thread = threading.Thread(target=draw)
+            thread.start()
+            thread.join()
+        return captures[-1]
+
+    monkeypatch.setattr("remat_executor.capture.joint_graph.export_joint", disturbed)
+    generators = random.getstate(), np.random.get_state()
+    pair(nn.Linear(3, 3), cache, torch.randn(2, 3))
+    assert len(captures) == 2
+    after = random.getstate(), np.random.get_state()
+    random.setstate(generators[0])
+    np.random.set_state(generators[1])
+    draw()  # what the thread drew stays drawn
+    assert random.getstate() == after[0]
+    assert all(map(np.array_equal, np.random.get_state(), after[1]))
 
 
 class Assigns(nn.Module):

@@ -27,7 +27,8 @@ def run(example: str, *arguments: str, cache: Path) -> tuple[list[str], str]:
 
 def run_script(script: str, *arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own, on one thread, as all tests are: see conftest.py."""
-    settings = {"REMAT_CACHE_DIR": str(cache), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    settings = {"REMAT_CACHE_DIR": str(cache), "PYTHONWARNINGS": "ignore"}
+    settings |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}  # nothing leaves the machine
     return subprocess.run(
         [sys.executable, "-m", "tests.helpers.example", script, *arguments],
         cwd=ROOT,

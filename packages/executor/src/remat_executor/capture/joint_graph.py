@@ -18,7 +18,7 @@ from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
 from remat_executor.capture.read_joint import read_joint
 from remat_executor.capture.recurrent import SHAPES
-from remat_executor.capture.side_effects import only_torch_randomness
+from remat_executor.capture.side_effects import with_torch_randomness_only
 from remat_executor.capture.traced_step import IsStandard, TracedStep, always_standard
 from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn
@@ -59,8 +59,8 @@ def capture(
     try:
         kernels = nullcontext() if absent is None else kernels_of_cuda()
         shapes = registered_on_meta(SHAPES) if tensors.device.type == "cuda" else nullcontext()
-        with only_torch_randomness(tensors), shapes, kernels:
-            joint = _as_eager_branches(step, inputs)
+        with shapes, kernels:
+            joint = with_torch_randomness_only(lambda: _as_eager_branches(step, inputs), tensors)
     except CaptureError as refused:
         place = where(refused, module)
         if not place:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.capture.side_effects import only_torch_randomness
+from remat_executor.capture.side_effects import with_torch_randomness_only
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.fake_tensors import has_no_values
@@ -55,11 +55,10 @@ def run_original(forward: Callable[[Tensors], object], tensors: Tensors) -> Orig
     try:
         with (
             warnings.catch_warnings(action="ignore"),
-            only_torch_randomness(tensors),
             dropped,
             _NoWrites(parameters),
         ):
-            forward(_with_copies(tensors))
+            with_torch_randomness_only(lambda: forward(_with_copies(tensors)), tensors)
     except CaptureError:
         return OriginalOutcome()
     except Exception as error:  # noqa: BLE001 - user code may raise anything
