@@ -34,7 +34,7 @@ OTHERS = {
     *("activation_memory_budget", "save_pretrained", "torchrun", "Trainer", "lint", "venv", "weights32"),
     *("find_unused_parameters", "static_graph", "from_pretrained", "get_peft_model"),
     *("SFTTrainer", "DPOTrainer", "RematPlugin", "gradient_checkpointing"),
-    *("FlexAttention", "TensorBoard"),
+    *("FlexAttention", "TensorBoard", "OptimWrapper"),
 }
 
 
