@@ -7,8 +7,8 @@ weights are float32. Later ops of such a trace could not run. For these operator
 zeros, once for each layout.
 
 So does any operator that makes images of one pixel or one channel. They are contiguous with channels first
-and last, and the strides of their dimensions of size 1 decide which of them later operators take, and the order in
-which dropout draws. By the rules tanh keeps those strides; its kernel makes new ones.
+and last, and the strides of their dimensions of size 1 decide which of them later operators take, and the
+order in which dropout draws. By the rules tanh keeps those strides; its kernel makes new ones.
 
 Where no kernel may run, because the device is not there or the model is too large for it, convolutions and
 batch norms follow the rule of their kernels on CUDA; so do recurrent layers of cuDNN anywhere.
