@@ -6,9 +6,9 @@ batch norm of a transposed input has other strides, and the means of a half-prec
 weights are float32. Later ops of such a trace could not run. For these operators the kernel itself runs on
 zeros, once for each layout.
 
-So does any operator that makes images of one pixel or one channel. They are contiguous with channels first
-and last, and the strides of their dimensions of size 1 decide which of them later operators take, and the
-order in which dropout draws. By the rules tanh keeps those strides; its kernel makes new ones.
+So does any elementwise operator that makes images of one pixel or one channel. They are contiguous with
+channels first and last, and the strides of their dimensions of size 1 decide which of them later operators
+take, and the order in which dropout draws. By the rules tanh keeps those strides; its kernel makes new ones.
 
 Where no kernel may run, because the device is not there or the model is too large for it, convolutions and
 batch norms follow the rule of their kernels on CUDA; so do recurrent layers of cuDNN anywhere.
@@ -66,7 +66,7 @@ class KernelLayouts:
             precisions = {t.dtype for t in given} - {torch.bool}  # a mask does not change a result's dtype
             if len(precisions) < 2 and all(t.is_contiguous() for t in given):
                 return result
-        elif not _is_plain(func) or not any(map(_has_two_layouts, _tensors(result))):
+        elif not _is_elementwise(func) or not any(map(_has_two_layouts, _tensors(result))):
             return result
         key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
         if key not in self._known:
@@ -101,11 +101,13 @@ class KernelLayouts:
             return [(t.stride(), t.dtype) if isinstance(t, Tensor) else None for t in made]
 
 
-def _is_plain(func: Any) -> bool:
-    """Whether an operator only makes new tensors, and draws nothing."""
-    schema = func._schema
+def _is_elementwise(func: Any) -> bool:
+    """Whether an operator of torch computes each element of a new tensor by itself, and draws nothing."""
+    schema, tags = func._schema, func.tags
+    if func.namespace != "aten" or torch.Tag.pointwise not in tags:
+        return False
     aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
-    return not aliases and torch.Tag.nondeterministic_seeded not in func.tags
+    return not aliases and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _tensors(result: Any) -> list[Tensor]:
