@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from remat_executor import PlannedModule, estimated_graph, step_graph
 from remat_executor.ways.chunks import is_dense
+from remat_executor.ways.masks import masks
 from remat_executor.ways.pools import KINDS, distances, divisor_of, pool_gradient, pool_to_codes, pools
+from remat_executor.ways.substitution import Family
 from remat_graph import Roofline, specialize
 from tests.helpers.bits import same_bits, with_special
 from tests.helpers.planners import all_switched, save_all
@@ -206,14 +208,16 @@ class AfterOnePixel(nn.Module):
         return (y * scale).sum()
 
 
-def test_images_of_one_pixel_have_no_layout_of_their_own() -> None:
+@pytest.mark.parametrize("family", [SMALL, partial(masks, least_nbytes=0)], ids=["pools", "masks"])
+def test_images_of_one_pixel_have_no_layout_of_their_own(family: Family) -> None:
     """Which of two layouts later operators take depends on strides that no element needs."""
     torch.manual_seed(0)
     x = torch.randn(2, 4, 3, 2).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
     inputs = (x, torch.randn(2, 2, 5, 5).to(torch.bfloat16))
     model = AfterOnePixel().to(torch.bfloat16)
     wanted = steps(copy.deepcopy(model), inputs)
-    module = PlannedModule(copy.deepcopy(model), inputs, {}, all_switched(), ways=[SMALL])
+    module = PlannedModule(copy.deepcopy(model), inputs, {}, all_switched(), ways=[family])
+    assert module.graph.switches
     assert all(map(same_bits, wanted, steps(module, inputs)))
 
 
