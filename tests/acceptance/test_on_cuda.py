@@ -65,7 +65,7 @@ def plan(model: nn.Module, sample: Any, budget: int | str, cache: Path, **option
     advises another budget, which is enough.
     """
     args, kwargs = sample(0)
-    given = {"sample_kwargs": kwargs, "cache_dir": cache, "time_limit_s": QUICK_S, "zoo": False, **options}
+    given = {"sample_kwargs": kwargs, "cache_dir": cache, "time_limit_s": QUICK_S, **options}
     try:
         return Hiremate(copy.deepcopy(model), args, budget, **given)
     except StepOverBudget as error:

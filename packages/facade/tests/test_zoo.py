@@ -16,9 +16,10 @@ from remat_facade import Hiremate, PlanNotKept
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import SAVED, RecomputePlanner
 from remat_facade.planning.zoo import Zoo
-from remat_graph import Graph, load_graph, noremat_peak_nbytes
+from remat_graph import Graph, Plan, load_graph, noremat_peak_nbytes
 from remat_graph.platforms.base import with_times
 from remat_graph.serialization.json_reader import write_sealed
+from remat_solvers import InfeasibleBudget
 
 from .corpus import GRAPHS
 
@@ -134,6 +135,22 @@ def test_longer_limits_solve_anew(graph: Graph, zoo: Zoo) -> None:
     assert [found(limit) for limit in (1e-3, 1e-4, 1.0, None)] == [True, True, False, False]
     zoo.keep(graph, plan.budget_nbytes, method, plan)  # the clock did not cut in
     assert found(None)
+
+
+def test_a_budget_that_an_error_named_works_at_once(graph: Graph, zoo: Zoo) -> None:
+    """And any larger one: the schedule of the smallest peak is kept. Without it there is no time for one."""
+
+    def within(budget_nbytes: int, zoo: Zoo | None, limit_s: float | None) -> Plan:
+        method = Method(time_limit_s=limit_s)
+        return RecomputePlanner(budget=budget_nbytes, method=method, zoo=zoo)(graph)
+
+    with pytest.raises(InfeasibleBudget) as caught:
+        within(1, zoo, 2.0)
+    smallest_nbytes = caught.value.smallest_nbytes
+    for budget_nbytes in (smallest_nbytes, smallest_nbytes + 1):
+        assert within(budget_nbytes, zoo, 1e-6).peak_nbytes <= budget_nbytes
+        with pytest.raises(InfeasibleBudget):
+            within(budget_nbytes, None, 1e-6)
 
 
 def test_a_plan_is_judged_on_the_graph_at_hand(graph: Graph, zoo: Zoo) -> None:

@@ -7,7 +7,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
 from typing import Self
 
@@ -41,6 +40,9 @@ SOLVING_S = "solving_s"
 
 SAVED = "saved"
 """Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
+
+
+_ANY_NBYTES = 2**63 - 1  # stands for the budget in the key of a schedule with the smallest peak
 
 
 def silent(_: str) -> None:
@@ -198,10 +200,13 @@ class RecomputePlanner(StepPlanner):
         """
         deadline = Deadline(self.method.time_limit_s, self._tell)
         solver = get_solver(self.method.solver, **self.method.parameters)
-        named = self._named(graph, budget_nbytes)
-        solve = solve_present if self.grads is Grads.PRESENT else partial(solve_switches, start=named)
+        solve = solve_switches if self.grads is Grads.NEW else solve_present
         solution = solve(solver, Problem(graph, budget_nbytes), deadline)
-        schedule = solution.schedule or named or self._smallest(graph, budget_nbytes, deadline, solution)
+        schedule = (
+            solution.schedule
+            or self._named(graph, budget_nbytes)
+            or self._smallest(graph, budget_nbytes, deadline, solution)
+        )
         return Plan.from_schedule(
             graph,
             schedule,
@@ -216,11 +221,11 @@ class RecomputePlanner(StepPlanner):
         )
 
     def _named(self, graph: Graph, budget_nbytes: int) -> Schedule | None:
-        """The schedule of this budget if an error named it as the smallest."""
+        """The schedule of the smallest budget that an error has named, if it fits this one."""
         if self.zoo is None or self.method.solver != "auto":
             return None
-        plan = self.zoo.find(graph, budget_nbytes, self._smallest_as)
-        return None if plan is None else plan.schedule
+        plan = self.zoo.find(graph, _ANY_NBYTES, self._smallest_as)
+        return None if plan is None or plan.peak_nbytes > budget_nbytes else plan.schedule
 
     @property
     def _smallest_as(self) -> Method:
@@ -230,8 +235,8 @@ class RecomputePlanner(StepPlanner):
     def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
         """The schedule with the smallest peak, if the solver found none; only the portfolio may use it.
 
-        If it exceeds the budget, the error names its peak. It is saved for that budget, which must work even
-        if there is less time to search then.
+        If it exceeds the budget, the error names its peak. It is saved, because a budget that was named must
+        work even if there is less time to search then.
         """
         self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
         find = min_budget if self.grads is Grads.NEW else min_present_budget
@@ -247,7 +252,7 @@ class RecomputePlanner(StepPlanner):
                     solver=self.method.solver,
                     grads=self.grads,
                 )
-                self.zoo.keep(graph, smallest.nbytes, self._smallest_as, plan)
+                self.zoo.keep(graph, _ANY_NBYTES, self._smallest_as, plan)
             raise attrs.evolve(smallest.as_error(budget_nbytes), smallest_nbytes=least_nbytes)
         if self.method.solver == "auto":
             return smallest.schedule
