@@ -65,12 +65,14 @@ def allocator_peak(function: Callable[[], T], device: torch.device | str = "cpu"
 def fragments_nbytes(device: torch.device) -> int | None:
     """What the allocator has held beyond the bytes of tensors since its peaks were reset; None on the CPU.
 
-    The peaks of both are compared, which need not be at the same time.
+    The peaks of both are compared, which need not be at the same time. What it holds now is left out: blocks
+    around tensors that were there before. So release the blocks that nothing uses first.
     """
     if device.type == "cpu":
         return None
     memory = torch.accelerator.memory
-    return memory.max_memory_reserved(device) - memory.max_memory_allocated(device)
+    before_nbytes = memory.memory_reserved(device) - memory.memory_allocated(device)
+    return max(0, memory.max_memory_reserved(device) - memory.max_memory_allocated(device) - before_nbytes)
 
 
 def _from_statistics(function: Callable[[], T], device: torch.device) -> AllocatorRecord[T]:

@@ -198,6 +198,7 @@ def replan_until_it_fits(
 
     def judge(step: PlannedStep) -> tuple[PlannedStep, int]:
         measured_nbytes = measure_peak(step, tensors)
+        _release_blocks(step.translation.device)
         beyond_nbytes = fragments_nbytes(step.translation.device)
         measured = attrs.evolve(step, rehearsed_nbytes=measured_nbytes, fragments_nbytes=beyond_nbytes)
         return measured, measured_nbytes + headroom(step, measured_nbytes)
