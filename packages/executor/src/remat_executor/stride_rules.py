@@ -103,11 +103,11 @@ class KernelLayouts:
 
 def _is_elementwise(func: Any) -> bool:
     """Whether an operator of torch computes each element of a new tensor by itself, and draws nothing."""
-    schema, tags = func._schema, func.tags
-    if func.namespace != "aten" or torch.Tag.pointwise not in tags:
+    if func.namespace != "aten" or torch.Tag.pointwise not in func.tags:
         return False
+    schema = func._schema
     aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
-    return not aliases and torch.Tag.nondeterministic_seeded not in tags
+    return not aliases and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def _tensors(result: Any) -> list[Tensor]:

@@ -4,7 +4,6 @@ The callbacks of a `Trainer` do not see each other, so what is known of its Tens
 puts its files: into a new folder of ``output_dir/runs``, or of ``TENSORBOARD_LOGGING_DIR``.
 """
 
-import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +41,8 @@ def latest_run(args: Any) -> Path:
 def _writer_class() -> Any:
     """A `SummaryWriter`, of tensorboardX if tensorboard is not installed, as in transformers."""
     try:
-        module = importlib.import_module("torch.utils.tensorboard")
+        # Imported here, because it needs a package of its own.
+        from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        module = importlib.import_module("tensorboardX")
-    return module.SummaryWriter
+        from tensorboardX import SummaryWriter  # type: ignore[no-redef]
+    return SummaryWriter
