@@ -299,7 +299,11 @@ def broken_rules(found: Comparison) -> Iterator[tuple[str, str]]:
     error = plan.live_peak_nbytes - peaks.metered_nbytes
     # The meter counts tensors within the kernels of ways, which plans count as workspaces.
     within_kernels_nbytes = plan.peak_nbytes - plan.live_peak_nbytes if plan.ways else 0
-    if not -found.wrapper_nbytes - within_kernels_nbytes <= error <= max(0.01 * peaks.metered_nbytes, 64 << 10):
+    if (
+        not -found.wrapper_nbytes - within_kernels_nbytes
+        <= error
+        <= max(0.01 * peaks.metered_nbytes, 64 << 10)
+    ):
         yield "live", f"predicted {plan.live_peak_nbytes}, metered {peaks.metered_nbytes}"
     if abs(plan.peak_nbytes - peaks.allocated_nbytes) > 0.02 * peaks.allocated_nbytes:
         yield "allocator", f"predicted {plan.peak_nbytes}, recorded {peaks.allocated_nbytes}"
