@@ -3,12 +3,13 @@
 import contextlib
 import inspect
 import warnings
+from collections.abc import Iterable
 from typing import ClassVar
 
 import attrs
 
 from remat_graph import RematError, format_nbytes
-from remat_graph.errors import ProblemError, cut
+from remat_graph.errors import ProblemError, cut, shown
 
 _PREFIX = "remat: "
 _INTERNAL = (
@@ -74,6 +75,20 @@ class UnplannedUse(ProblemError):
 
 class BadInput(ProblemError):
     """A planned module cannot be built from these arguments."""
+
+
+def check_choice(option: str, value: object, choices: Iterable[str], default: str) -> None:
+    """Check an option that is one of several words.
+
+    Raises:
+        BadInput: it is none of them.
+    """
+    choices = tuple(choices)
+    if not isinstance(value, str) or value not in choices:
+        raise BadInput(
+            problem=f"{option} is {shown(value)}, not one of {', '.join(map(repr, choices))}",
+            advice=f'leave it out for "{default}"',
+        )
 
 
 @attrs.frozen(kw_only=True, str=False)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remat_executor.fx_nodes import meta_tensors
+
 aten = torch.ops.aten
 
 _DEFAULTS = (
@@ -66,7 +68,7 @@ class KernelLayouts:
             precisions = {t.dtype for t in given} - {torch.bool}  # a mask does not change a result's dtype
             if len(precisions) < 2 and all(t.is_contiguous() for t in given):
                 return result
-        elif not _is_elementwise(func) or not any(map(_has_two_layouts, _tensors(result))):
+        elif not _is_elementwise(func) or not any(map(_has_two_layouts, meta_tensors(result))):
             return result
         key = repr((func, [_layout(a) for a in args], [(name, _layout(a)) for name, a in kwargs.items()]))
         if key not in self._known:
@@ -108,11 +110,6 @@ def _is_elementwise(func: Any) -> bool:
     schema = func._schema
     aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
     return not aliases and torch.Tag.nondeterministic_seeded not in func.tags
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    results = result if isinstance(result, tuple | list) else [result]
-    return [each for each in results if isinstance(each, Tensor)]
 
 
 def _has_two_layouts(tensor: Tensor) -> bool:

@@ -38,6 +38,7 @@ BOUND_SHARE = 0.1  # of the remaining time, for one bound
 # Of the time left, in this order: for all candidates, for the best, for flips, for the best decision.
 QUICK_SHARE, FIRST_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.6, 0.35, 0.85
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
+CANDIDATE_SHARE = 0.6  # of that, for one candidate
 JOINT_MOVES = 0.15  # the same as a share of a solve
 # Of a solve: the solver's on the best whole family, and on the best decision, from a good order.
 FIRST_MOVES, SOLVER_MOVES = 0.3, 0.5
@@ -127,11 +128,13 @@ def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solutio
     return _best(graph, solved, lower_s, all_of_them)
 
 
-def smallest_peak(graph: Graph, floor_nbytes: int, deadline: Deadline, *, goal_nbytes: int = 0) -> Schedule:
+def smallest_peak(
+    graph: Graph, floor_nbytes: int, deadline: Deadline, *, goal_nbytes: int = 0, moves: int | None = None
+) -> Schedule:
     """A schedule with a small peak, of the best decision that is found; none needs less than the floor.
 
     The search stops at a peak of `goal_nbytes`. Until then it is the same search with any goal, so a budget
-    that was once reached is reached again, unless the deadline ends it.
+    that was once reached is reached again, unless the deadline or a smaller number of moves ends it.
     """
     goal_nbytes = max(goal_nbytes, floor_nbytes)
     tried, all_of_them = combinations_of(graph)
@@ -144,12 +147,12 @@ def smallest_peak(graph: Graph, floor_nbytes: int, deadline: Deadline, *, goal_n
     for one in candidates:
         search.minimize(one, moves=0)
     full = default_peak_moves(len(graph.ops))
+    full = full if moves is None else min(moves, full)
     search.minimize(min(candidates, key=search.promise), moves=full // 2)
     search.minimize(candidates[0], moves=full // 4)  # all off
     if not search.done:
-        moves = full // 8
-        search.joint.shrink(goal_nbytes, floor_nbytes, moves, deadline.share(0.5))
-        search.minimize(_Candidate.of(graph, search.best.made.on), moves=moves)
+        search.joint.shrink(goal_nbytes, floor_nbytes, full // 8, deadline.share(0.5))
+        search.minimize(_Candidate.of(graph, search.best.made.on), moves=full // 8)
     return search.best.schedule
 
 
@@ -197,15 +200,10 @@ class _PeakSearch:
             return
         arrays, before = flatten(one.made.graph), self.joint.found.get(one.made.on)
         goal_nbytes = max(self.goal_nbytes, one.floor_nbytes)
-        order = minimize_peak(
-            arrays,
-            goal_nbytes,
-            one.floor_nbytes,
-            self.deadline,
-            moves=moves,
-            start=None if before is None else before.order,
-        )
-        self.joint.add(one.made, arrays, order, self.deadline)
+        part = self.deadline.share(CANDIDATE_SHARE)
+        start = None if before is None else before.order
+        order = minimize_peak(arrays, goal_nbytes, one.floor_nbytes, part, moves=moves, start=start)
+        self.joint.add(one.made, arrays, order, part)
 
 
 class _Decisions:
@@ -229,7 +227,14 @@ class _Decisions:
         self.candidates(start)
         if not self.search.fitting:
             part = deadline.share(PEAK_SHARE)
-            self.search.take(smallest_peak(graph, budget_floor(least).nbytes, part, goal_nbytes=budget), part)
+            found = smallest_peak(
+                graph,
+                budget_floor(least).nbytes,
+                part,
+                goal_nbytes=budget,
+                moves=getattr(self.solver, "moves", None),
+            )
+            self.search.take(found, part)
         first = self.first()
         if first is not None and not self.closed():
             self.decided(first, round(self.moves * FIRST_MOVES), FIRST_SHARE)

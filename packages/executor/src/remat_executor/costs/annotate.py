@@ -78,16 +78,12 @@ def with_costs(
     for (i, k), key in keys.items():
         if key in costs:
             found[i, k] = _measured(translation, graph, (i, k), costs[key], platform)
-    missing = keys.keys() - found.keys()
-    for i in {i for i, _ in missing}:
-        op = graph.ops[i]
-        if all((i, k) in missing for k in range(len(op.implementations))):
-            measure({keys[i, 0]: requests[keys[i, 0]]}, translation.device)  # raises: no other way fits
-    rates = Rates.of(
-        (op_cost(translation, graph, i, k), cost.time_s) for (i, k), cost in found.items() if missing
-    )
-    for i, k in missing:
-        found[i, k] = _unmeasured(translation, graph, (i, k), rates, platform)
+    if missing := keys.keys() - found.keys():
+        for i in {i for i, _ in missing}:
+            if all((i, k) in missing for k in range(len(graph.ops[i].implementations))):
+                measure({keys[i, 0]: requests[keys[i, 0]]}, translation.device)  # raises: no way fits
+        rates = Rates.of((op_cost(translation, graph, *place), cost.time_s) for place, cost in found.items())
+        found |= {place: _unmeasured(translation, graph, place, rates, platform) for place in missing}
     return attrs.evolve(graph, ops=tuple(_op_with(op, i, found) for i, op in enumerate(graph.ops)))
 
 

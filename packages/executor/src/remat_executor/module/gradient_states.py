@@ -16,7 +16,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import attrs
 
-from remat_executor.errors import BadInput, add_note
+from remat_executor.errors import BadInput, add_note, check_choice
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.module.pipeline import PipelineStages, PlanFunction
 from remat_executor.module.planned_step import PlannedStep
@@ -147,12 +147,7 @@ def checked_state(state: GradientsState, *, other_plans: bool) -> GradientsState
     Raises:
         BadInput: the state is unknown, or needs other plans.
     """
-    known = get_args(GradientsState)
-    if state not in known:
-        raise BadInput(
-            problem=f"gradients is {shown(state)}, not one of {', '.join(map(repr, known))}",
-            advice='leave it out for "auto"',
-        )
+    check_choice("gradients", state, get_args(GradientsState), "auto")
     if state == "present" and not other_plans:
         raise BadInput(
             problem='gradients="present" needs plans that run eagerly and do nothing but compute',

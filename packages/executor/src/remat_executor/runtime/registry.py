@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from remat_executor.errors import BadInput
+from remat_executor.errors import BadInput, check_choice
 from remat_executor.lowering.runtime_protocol import Runtime
 from remat_executor.runtime.cudagraph import CudaGraphs
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.graph_recorder import CaptureStream, CudaGraphRecorder
 from remat_executor.runtime.inductor import Inductor
 from remat_executor.torch_private.inductor import missing_for_inductor
-from remat_graph.errors import shown
 
 RuntimeFactory = Callable[[], Runtime]
 """Makes the runtime of one step."""
@@ -37,11 +36,8 @@ def check_runtime(runtime: str | RuntimeFactory) -> None:
     Raises:
         BadInput: there is no runtime of this name.
     """
-    if not callable(runtime) and (not isinstance(runtime, str) or runtime not in RUNTIMES):
-        raise BadInput(
-            problem=f"runtime is {shown(runtime)}, not one of {', '.join(map(repr, RUNTIMES))}",
-            advice='leave it out for "eager"',
-        )
+    if not callable(runtime):
+        check_choice("runtime", runtime, RUNTIMES, "eager")
 
 
 def runtime_factory(

@@ -58,7 +58,7 @@ def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     return functools.partial(guard.check, *tensors)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether the allocator of the CPU or of a device ran out of memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in text_of(error)
 

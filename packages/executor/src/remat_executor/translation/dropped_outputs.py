@@ -9,11 +9,10 @@ from typing import Literal, TypeVar, get_args
 import attrs
 
 from remat_executor.capture.captured import Captured
-from remat_executor.errors import BadInput
+from remat_executor.errors import check_choice
 from remat_executor.translation.recipes import RunKernel
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Change
-from remat_graph.errors import shown
 from remat_graph.training import with_dropped
 
 T = TypeVar("T")
@@ -28,11 +27,7 @@ def check_outputs(outputs: object) -> None:
     Raises:
         BadInput: it is not one of `OutputsState`.
     """
-    if outputs not in get_args(OutputsState):
-        raise BadInput(
-            problem=f"outputs is {shown(outputs)}, not one of {', '.join(map(repr, get_args(OutputsState)))}",
-            advice='leave it out for "kept"',
-        )
+    check_choice("outputs", outputs, get_args(OutputsState), "kept")
 
 
 def with_dropped_outputs(translation: Translation, captured: Captured) -> Translation:

@@ -11,6 +11,7 @@ import torch
 from remat_executor import BadInput, Buckets
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
+from remat_executor.errors import check_choice
 from remat_executor.lowering.gradient_segments import check_part_nbytes
 from remat_executor.module.gradient_states import GradientsState, checked_state
 from remat_executor.module.pipeline import ENDED
@@ -38,11 +39,7 @@ def check_ways(ways: object) -> None:
     Raises:
         BadInput: it is not one of `Ways`.
     """
-    if ways not in get_args(Ways):
-        raise BadInput(
-            problem=f"ways is {shown(ways)}, not one of {', '.join(map(repr, get_args(Ways)))}",
-            advice='leave it out for "exact"',
-        )
+    check_choice("ways", ways, get_args(Ways), "exact")
 
 
 def families_of(ways: str) -> tuple[Family, ...] | None:
