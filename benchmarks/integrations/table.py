@@ -18,6 +18,7 @@ TOOLS = {
     "hf_trainer_flags": ("transformers", "transformers"),
     "trl_trainers": ("trl", "trl"),
     "peft_adapters": ("peft", "peft"),
+    "quantized_weights": ("bitsandbytes", "bitsandbytes"),
     "accelerate_loops": ("accelerate", "accelerate"),
     "lightning_trainer": ("lightning", "lightning"),
     "timm_script": ("timm", "timm"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -34,9 +34,29 @@ class Net(nn.Module):
         return loss
 
 
-def warnings_of(model: nn.Module, call: Callable[[Tensor], Tensor], steps: int = 3) -> list[str]:
+class OwnOptimizer:
+    """As fastai has it: not derived from torch's."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+
+    def step(self) -> None:
+        """Plain descent."""
+        for p in self.parameters:
+            if p.grad is not None:
+                p.data.sub_(p.grad, alpha=1e-3)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for p in self.parameters:
+            p.grad = None
+
+
+def warnings_of(
+    model: nn.Module, call: Callable[[Tensor], Tensor], steps: int = 3, optimizer: Any = None
+) -> list[str]:
     """Our warnings in some steps of training."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(steps):
@@ -58,6 +78,33 @@ def test_a_method_that_calls_the_parts(sample: Tensor | None) -> None:
         "a Net with a memory limit was not called in a step of training, which ran without a plan: training "
         "calls its parts (body, head) or other methods of it; limit the module that training calls"
     )
+
+
+def test_an_optimizer_that_is_not_torchs() -> None:
+    """It is not seen; that gradients come again and again is."""
+    model = limit_memory(Net(), "1MiB", **OPTIONS)
+    (message,) = warnings_of(model, model.training_step, optimizer=OwnOptimizer(model.parameters()))
+    assert "calls its parts (body, head) or other methods of it" in message
+    assert warnings_of(model, model) == []
+    assert hooks_of(model) == 0  # the first call takes the watch's away
+    called = limit_memory(Net(), "1MiB", **OPTIONS)
+    assert warnings_of(called, called, optimizer=OwnOptimizer(called.parameters())) == []
+
+
+def test_a_penalty_before_the_first_call_is_no_training() -> None:
+    """The weights get one gradient without a call of the model."""
+    model = limit_memory(Net(), "1MiB", **OPTIONS)
+
+    def penalized(x: Tensor) -> Tensor:
+        sum(p.square().sum() for p in model.parameters()).backward()
+        return model(x)
+
+    assert warnings_of(model, penalized, optimizer=OwnOptimizer(model.parameters())) == []
+
+
+def hooks_of(model: nn.Module) -> int:
+    """How many hooks wait for gradients."""
+    return sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
 
 
 def test_a_submodule_and_a_copy_of_what_was_limited() -> None:

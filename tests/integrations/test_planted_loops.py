@@ -44,9 +44,14 @@ def with_ignite(run: Run) -> nn.Module:
 
 
 def with_fastai(run: Run) -> nn.Module:
-    """With an optimizer of torch: steps of fastai's own are not seen, which its page says."""
+    """With an optimizer of torch."""
     wrapped = functools.partial(tool("fastai.optimizer").OptimWrapper, opt=torch.optim.SGD)
     return scenarios_of("fastai_learner").learn(run, Past(Blocks()), opt_func=wrapped).model
+
+
+def with_fastai_alone(run: Run) -> nn.Module:
+    """Its own, which does not derive from torch's."""
+    return scenarios_of("fastai_learner").learn(run, Past(Blocks())).model
 
 
 def with_timm(run: Run) -> nn.Module:
@@ -83,9 +88,11 @@ def with_accelerate(run: Run) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore")  # what the tools warn of among themselves is theirs
-@pytest.mark.parametrize("train", [with_ignite, with_fastai, with_timm, with_diffusers, with_accelerate])
+@pytest.mark.parametrize(
+    "train", [with_ignite, with_fastai, with_fastai_alone, with_timm, with_diffusers, with_accelerate]
+)
 def test_training_past_the_limited_model_warns_once(train: Callable[[Run], Any], tmp_path: Path) -> None:
-    name = train.__name__.removeprefix("with_")
+    name = train.__name__.removeprefix("with_").partition("_")[0]
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is in the environment `integrations` only")
     with warnings.catch_warnings(record=True) as caught:

@@ -18,6 +18,7 @@ CUT = [
     "SFTTrainer: LoRA by peft_config, RematCallback",
     "DPOTrainer: limit_memory before the trainer",
     "PEFT: LoRA on a model limited before get_peft_model",
+    "bitsandbytes: QLoRA in 4 bits, saved and loaded",
     "Accelerate: bf16, limited after prepare",
     "Lightning: MemoryLimit",
     "Lightning: the LightningModule itself limited",
@@ -30,7 +31,12 @@ CUT = [
 ]
 LONG = {"Trainer: load_best_model_at_end", "Trainer: offmate: checkpoint, resumed"}
 # Those that the default environment lacks; the others are never skipped.
-EXTRA = {"Lightning": "lightning", "timm": "timm", "diffusers": "diffusers"} | {
+EXTRA = {
+    "Lightning": "lightning",
+    "bitsandbytes": "bitsandbytes",
+    "timm": "timm",
+    "diffusers": "diffusers",
+} | {
     "ignite": "pytorch-ignite",
     "fastai": "fastai",
     "torchtitan": "torchtitan",

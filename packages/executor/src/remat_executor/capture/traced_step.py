@@ -16,6 +16,7 @@ from remat_executor.capture.number_inputs import NumberInput
 from remat_executor.capture.side_effects import SideEffectGuard
 from remat_executor.errors import CaptureError, NothingToDifferentiate, UnplannedUse
 from remat_executor.inspection.attribute_changes import Changes
+from remat_executor.inspection.labelled_tensors import is_labelled, labels_with
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.pytrees import flatten, unflatten
 
@@ -89,6 +90,10 @@ class TracedStep(nn.Module):
             *(self.buffers_.get_buffer(str(i)) for i in range(len(tensors.buffers))),
             *inputs,
         )
+        held = {id(slot.holder[slot.key]): flat[slot.place] for slot in tensors.slots}
+        for (_, parameter), substitute in zip(tensors.parameters, flat, strict=False):
+            if is_labelled(parameter):
+                vars(substitute).update(labels_with(parameter, held))
         owned = [names for names, _ in (*tensors.parameters, *tensors.buffers)]
         substitutes = {name: tensor for names, tensor in zip(owned, flat, strict=False) for name in names}
         leaves = tensors.filled_leaves(inputs)

@@ -6,6 +6,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
+from remat_executor.inspection.labelled_tensors import is_labelled
 from remat_executor.inspection.object_contents import PLAIN
 from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.autograd import active_transform
@@ -79,7 +80,7 @@ def unsupported(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -
         kind = type(tensor)
         if kind.__name__ == "DTensor":
             return f"inside it are sharded parameters: {_SHARD_LATER}"
-        if kind not in (Tensor, nn.Parameter, nn.Buffer):
+        if kind not in (Tensor, nn.Parameter, nn.Buffer) and (empty or not is_labelled(tensor)):
             return f"{whose} a {kind.__name__}, a tensor subclass"
         if tensor.layout is not torch.strided or tensor.is_nested:
             return f"{whose} a tensor of layout {'nested' if tensor.is_nested else tensor.layout}"

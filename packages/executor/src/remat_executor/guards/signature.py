@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from remat_executor.guards.external_state import ExternalState
 from remat_executor.guards.global_flags import global_flags
-from remat_executor.inspection.attribute_keys import attribute_keys, exact_key
+from remat_executor.inspection.attribute_keys import attribute_keys, exact_key, key_of
+from remat_executor.inspection.labelled_tensors import is_labelled, labels
 from remat_executor.inspection.object_contents import TraversalLimit
 from remat_executor.inspection.reads import Reads
 from remat_executor.inspection.tensors import Owned, Tensors
@@ -28,7 +29,7 @@ class OwnSignature:
         attributes: plain attributes of every submodule.
         external_state: what else its forwards can read: globals, attributes of classes, closures.
         sharing: for each tensor the first one that shares its storage.
-        parameters: names, layout and requires_grad of each parameter.
+        parameters: names, layout, requires_grad and labels of each parameter.
         buffers: the same for each buffer.
         reads: which attributes are in the signature.
     """
@@ -90,7 +91,7 @@ def own_signature(
         attributes=attribute_keys((m for _, m in owned.modules), limit),
         external_state=external_state.restricted(limit.reads).keys(limit),
         sharing=_sharing(owned.tensors, first),
-        parameters=tuple((names, _layout(p), p.requires_grad) for names, p in owned.parameters),
+        parameters=tuple((names, _layout(p), p.requires_grad, *_labels(p)) for names, p in owned.parameters),
         buffers=tuple((names, _layout(b), b.requires_grad) for names, b in owned.buffers),
         reads=limit.reads,
     )
@@ -152,3 +153,8 @@ def _structure(
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
+
+
+def _labels(parameter: Tensor) -> tuple[Any, ...]:
+    """Read whole, since a capture reads them in objects that are not observed."""
+    return (key_of(labels(parameter)),) if is_labelled(parameter) else ()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from remat_executor.inspection.labelled_tensors import is_labelled, label_tensors
 from remat_executor.torch_private.pytrees import flatten, unflatten
 
 REGISTRIES = frozenset(nn.Module().__dict__)
@@ -247,6 +248,10 @@ def _plainly_held(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str,
     seen: set[int] = set()
     for prefix, submodule in named:
         attributes = submodule.__dict__
+        for key, parameter in attributes["_parameters"].items():
+            if parameter is not None and id(parameter) not in seen and is_labelled(parameter):
+                seen.add(id(parameter))
+                yield from label_tensors(parameter, f"{prefix}.{key}" if prefix else key)
         for key, value in attributes.items():
             kind = type(value)
             if key in REGISTRIES or kind not in (Tensor, nn.Parameter, nn.Buffer, list, dict):

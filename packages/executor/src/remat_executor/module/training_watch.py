@@ -2,9 +2,12 @@
 
 A limit bounds what a module's forward and its backward allocate. If training calls the module's parts, or
 other methods that call them, it bounds nothing. An optimizer that steps the module's parameters shows this:
-the first such step comes before any call that needs gradients.
+the first such step comes before any call that needs gradients. Optimizers that do not derive from torch's are
+not seen, but the gradients are: without a call, no parameter gets its gradient twice. (Once it may, by a
+penalty on the weights that is differentiated before the first call.)
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -15,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class TrainingWatch:
-    """Reports once that an optimizer stepped a module's parameters before a call that needs gradients.
+    """Reports once that a module's parameters are trained without a call of it that needs gradients.
 
     Args:
         module: what is trained; it is not kept alive.
@@ -33,17 +36,29 @@ class TrainingWatch:
         self._over = False
         # Those of an earlier call, which the next step applies.
         self._has_earlier_gradients = any(p.grad is not None for p in module.parameters())
+        self._arrived: set[int] = set()  # identities of parameters
+        heard = functools.partial(_hear, weakref.ref(self))
+        self._handles = [
+            p.register_post_accumulate_grad_hook(heard) for p in module.parameters() if p.requires_grad
+        ]
         if not self.HOOKS:
             self.HOOKS.append(register_optimizer_step_post_hook(_look))
         TrainingWatch.ACTIVE = (*_alive(), weakref.ref(self))
 
     def called(self) -> None:
         """Watch no longer, if this call of the module needs gradients. A capture needs them, too."""
-        if not self._over and torch.is_grad_enabled():
+        if self._handles and torch.is_grad_enabled():
             self.stop()
 
     def stop(self) -> None:
         """Watch no longer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._end()
+
+    def _end(self) -> None:
+        """Report nothing any more. Hooks on parameters stay, since one of them may be what runs now."""
         self._over = True
         TrainingWatch.ACTIVE = tuple(each for each in _alive() if each() is not self)
 
@@ -56,12 +71,27 @@ class TrainingWatch:
         if self._has_earlier_gradients:
             self._has_earlier_gradients = False
             return
-        self.stop()
-        self._report([name for name, child in module.named_children() if _has_any(child, stepped)])
+        self._end()
+        self._report(_names(module, stepped))
+
+    def arrived(self, parameter: nn.Parameter) -> None:
+        """Report if a parameter gets a gradient once more."""
+        module = self._module()
+        if self._over or module is None:
+            return
+        if id(parameter) not in self._arrived:
+            self._arrived.add(id(parameter))
+            return
+        self._end()
+        self._report(_names(module, self._arrived))
 
 
 def _alive() -> tuple["weakref.ref[TrainingWatch]", ...]:
     return tuple(each for each in TrainingWatch.ACTIVE if each() is not None)
+
+
+def _names(module: nn.Module, parameters: set[int]) -> list[str]:
+    return [name for name, child in module.named_children() if _has_any(child, parameters)]
 
 
 def _has_any(module: nn.Module, parameters: set[int]) -> bool:
@@ -73,3 +103,9 @@ def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         watch = each()
         if watch is not None:
             watch.look(optimizer)
+
+
+def _hear(reference: "weakref.ref[TrainingWatch]", parameter: nn.Parameter) -> None:
+    watch = reference()
+    if watch is not None:
+        watch.arrived(parameter)
