@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from benchmarks.integrations.scenario import SCENARIOS, Scenario
 
@@ -26,26 +29,66 @@ TOOLS = {
     "ignite_engine": ("pytorch-ignite", "ignite"),
     "fastai_learner": ("fastai", "fastai"),
     "torchtitan_blocks": ("torchtitan", "torchtitan"),
+    "llamafactory_stages": ("llamafactory", "llamafactory"),
+    "axolotl_yaml": ("axolotl", "axolotl"),
 }
+OWN_ENVIRONMENT = frozenset({"llamafactory", "axolotl"})
+"""Those that demand other versions: their rows are made in environments of theirs and joined."""
 
 
 def absent_tools() -> list[str]:
     """Distributions that are not installed here."""
-    return [name for name, module in TOOLS.values() if importlib.util.find_spec(module) is None]
+    return [name for name, module in TOOLS.values() if not _is_installed(module)]
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def all_scenarios() -> list[Scenario]:
     """Those of the tools that are installed."""
     for file, (_, module) in TOOLS.items():
-        if importlib.util.find_spec(module) is not None:
+        if _is_installed(module):
             importlib.import_module(f"benchmarks.integrations.{file}")
     return SCENARIOS
 
 
-def tool_versions() -> dict[str, str]:
-    """Of the tools that are installed."""
-    absent = absent_tools()
-    return {name: version(name) for name, _ in TOOLS.values() if name not in absent}
+def tool_versions(scenarios: Sequence[Scenario]) -> dict[str, str]:
+    """Of the tools of these scenarios."""
+    files = {scenario.run.__module__.rpartition(".")[2] for scenario in scenarios}
+    return {name: version(name) for file, (name, _) in TOOLS.items() if file in files}
+
+
+@attrs.frozen
+class Joined:
+    """Rows that other environments made.
+
+    Attributes:
+        rows: in the order of the files.
+        versions: of the tools that the files name.
+    """
+
+    rows: list[dict[str, Any]]
+    versions: dict[str, str]
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> Joined:
+        """Read files that this program wrote.
+
+        Raises:
+            SystemExit: a file is not there, or holds no row.
+        """
+        rows: list[dict[str, Any]] = []
+        versions: dict[str, str] = {}
+        for path in paths:
+            if not path.is_file():
+                raise SystemExit(f"{path} is not there: make it by `hatch run {path.stem}:rows`")
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not found["rows"]:
+                raise SystemExit(f"{path} has no rows: `hatch run {path.stem}:rows` found nothing to run")
+            rows.extend(found["rows"])
+            versions |= found["tools"]
+        return cls(rows, versions)
 
 
 HEADER = ("tool", "feature", "bitwise", "peak / budget", "planned / calls", "plans", "what was wrong")

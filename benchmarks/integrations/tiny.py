@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.helpers.models import import_torchvision, import_transformers
+from tests.helpers.models.imports import import_torchaudio
 
 WORDS = 96
 LENGTH = 24
@@ -17,8 +19,15 @@ LENGTH = 24
 
 def tool(name: str) -> Any:
     """Import a tool, which may be installed in an environment of its own only."""
-    import_torchvision()  # many tools import torchvision, which may lack its compiled operators
+    import_companions()
     return importlib.import_module(name)
+
+
+def import_companions() -> None:
+    """What many tools import, and what may lack its compiled operators."""
+    for package, load in (("torchvision", import_torchvision), ("torchaudio", import_torchaudio)):
+        if importlib.util.find_spec(package) is not None:
+            load()
 
 
 def llama(layers: int = 3, **options: Any) -> nn.Module:

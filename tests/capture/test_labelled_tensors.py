@@ -30,6 +30,9 @@ class State:
 class Params4bit(nn.Parameter):
     """Stands for the class of that name."""
 
+    quant_state: State
+    module: nn.Module
+
     def __new__(cls, data: Tensor, state: State, module: nn.Module) -> Params4bit:
         """A weight in whole numbers."""
         made = torch.Tensor._make_subclass(cls, data, False)  # as bitsandbytes does

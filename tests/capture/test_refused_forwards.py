@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,64 @@ def test_draws_of_another_thread_are_no_draws_of_the_forward(
     draw()  # what the thread drew stays drawn
     assert random.getstate() == after[0]
     assert all(map(np.array_equal, np.random.get_state(), after[1]))
+
+
+@pytest.fixture
+def busy_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread draws from Python's generator in each capture."""
+
+    def disturbed(*arguments: Any, **options: Any) -> Any:
+        thread = threading.Thread(target=random.random)
+        thread.start()
+        thread.join()
+        return export_joint(*arguments, **options)
+
+    monkeypatch.setattr("remat_executor.capture.joint_graph.export_joint", disturbed)
+
+
+@pytest.mark.usefixtures("busy_thread")
+def test_a_thread_that_draws_all_the_time_is_told_from_the_forward(cache: Path) -> None:
+    """As one does whose server cannot be reached."""
+    profiled = sys.getprofile()
+    original, planned = pair(nn.Linear(3, 3), cache, torch.randn(2, 3))
+    assert sys.getprofile() is profiled
+    assert_same_step(original, planned, torch.randn(2, 3))
+
+
+class DrawsBackward(torch.autograd.Function):
+    """Draws for a gradient, by a function that was imported by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * drawn()
+
+
+drawn = random.random
+
+
+@pytest.mark.usefixtures("busy_thread")
+@pytest.mark.parametrize("draw", [random.random, lambda: random.choice([1, 2]), lambda: random.gauss(0, 1)])
+def test_a_forward_that_draws_beside_such_a_thread_is_refused(
+    draw: Callable[[], float], cache: Path
+) -> None:
+    """Whichever function of the generator it calls, and in a backward too."""
+
+    class Mixed(nn.Module):
+        def __init__(self, backward: bool) -> None:
+            super().__init__()
+            self.linear, self.backward = nn.Linear(3, 3), backward
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            return DrawsBackward.apply(y) if self.backward else y * draw()
+
+    for backward in (False, True):
+        with pytest.raises(CaptureError, match="draws from Python's random module"):
+            pair(Mixed(backward), cache, torch.randn(2, 3))
 
 
 class Assigns(nn.Module):

@@ -4,11 +4,9 @@ Each side effect is refused where it happens, with advice. Some effects leave no
 value, a replaced `.data`), so comparing the state before and after is not enough.
 """
 
-import random
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -16,16 +14,12 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from remat_executor.capture.collectives import no_collectives
 from remat_executor.errors import CaptureError
-from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.attribute_changes import Changes, restored_attributes
 from remat_executor.inspection.tensors import Slot, Tensors
 from remat_executor.torch_private.generators import guarded_generators
 from remat_graph import RematError
 from remat_graph.contexts import context
 
-_T = TypeVar("_T")
-_TRIES = 3
-"""Runs after which draws are taken for the forward's own."""
 
 
 class SideEffectGuard(nn.Module):
@@ -176,48 +170,3 @@ def _refuse_seeding(what: str) -> None:
         problem=f"the forward sets torch's random generator ({what}), which a captured graph would not do",
         advice="seed, or set the generator's state, outside of it",
     )
-
-
-def with_torch_randomness_only(run: Callable[[], _T], tensors: Tensors) -> _T:
-    """Run a forward, restore torch's generators, and refuse draws from Python's or numpy's.
-
-    These two belong to the whole process, so other threads may draw from them meanwhile: one that sends logs
-    and waits for a random time before the next try, say. A forward that draws does so at each run; therefore
-    a run with draws is repeated, and what other threads drew stays drawn.
-
-    Raises:
-        CaptureError: the generators change in each run; they are restored.
-        Exception: what the run raises.
-    """
-    before = _other_states()
-    for _ in range(_TRIES):
-        start = _other_states()
-        try:
-            with preserved_generators(t.device for t in tensors.flat):
-                result = run()
-        except BaseException:
-            _restore(start)
-            raise
-        now = _other_states()
-        if _equal(start, now):
-            return result
-    drew = "Python" if start[0] != now[0] else "numpy"
-    _restore(before)
-    raise CaptureError(
-        problem=f"the forward draws from {drew}'s random module, which a captured graph cannot repeat",
-        advice="draw with torch instead, or wrap the submodules around the draw; if another thread draws, "
-        "let it wait until the first step is done",
-    )
-
-
-def _other_states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    return one[0] == other[0] and all(map(np.array_equal, one[1], other[1]))
-
-
-def _restore(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_executor.capture.side_effects import with_torch_randomness_only
+from remat_executor.capture.random_draws import with_torch_randomness_only
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.fake_tensors import has_no_values
