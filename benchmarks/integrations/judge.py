@@ -113,7 +113,7 @@ def _outcome(scenario: Scenario, cache: Path, planned: bool) -> Outcome:
     watch = BudgetWatch()
     seed_everything()
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(prefix="run-") as folder,
         warnings.catch_warnings(record=True) as caught,
         quiet(),
         watch.watching(),
