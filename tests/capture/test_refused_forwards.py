@@ -123,9 +123,7 @@ drawn = random.random
 
 @pytest.mark.usefixtures("busy_thread")
 @pytest.mark.parametrize("draw", [random.random, lambda: random.choice([1, 2]), lambda: random.gauss(0, 1)])
-def test_a_forward_that_draws_beside_such_a_thread_is_refused(
-    draw: Callable[[], float], cache: Path
-) -> None:
+def test_a_forward_that_draws_beside_such_a_thread_is_refused(draw: Callable[[], float], cache: Path) -> None:
     """Whichever function of the generator it calls, and in a backward too."""
 
     class Mixed(nn.Module):

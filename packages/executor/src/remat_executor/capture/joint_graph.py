@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from remat_executor.capture.absent_device import kernels_of_cuda
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
+from remat_executor.capture.random_draws import with_torch_randomness_only
 from remat_executor.capture.read_joint import read_joint
 from remat_executor.capture.recurrent import SHAPES
-from remat_executor.capture.random_draws import with_torch_randomness_only
 from remat_executor.capture.traced_step import IsStandard, TracedStep, always_standard
 from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn

@@ -1,4 +1,4 @@
-"""Find out whether a forward draws from the generators of Python or numpy, which a captured graph cannot repeat.
+"""Find out whether a forward draws from Python's or numpy's generator, which a captured graph cannot repeat.
 
 These two belong to the whole process, so other threads may draw from them meanwhile: one that sends logs and
 waits for a random time before the next try, say.

@@ -21,7 +21,6 @@ from remat_graph import RematError
 from remat_graph.contexts import context
 
 
-
 class SideEffectGuard(nn.Module):
     """Calls the original with substitutes for its tensors, and refuses side effects.
 

@@ -1,8 +1,8 @@
 """Parameters of subclasses that only carry attributes: to a kernel they are plain tensors.
 
 A subclass may change what its tensors do, so only classes that were looked into are accepted. The weights of
-bitsandbytes in 4 bits are such a class: beside its bytes a weight has a `quant_state` with the tensors that
-its kernels need. In a capture a plain tensor with the same attributes stands for the weight.
+bitsandbytes in 4 bits are such a class: in addition to its bytes a weight has a `quant_state` with the
+tensors that its kernels need. In a capture a plain tensor with the same attributes stands for the weight.
 """
 
 import copy
