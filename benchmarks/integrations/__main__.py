@@ -50,7 +50,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names and end")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    # Nothing leaves the machine; without network, axolotl waits for its telemetry forever when it ends.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import_companions()
     scenarios = [s for s in all_scenarios() if not options.words or any(w in s.name for w in options.words)]
