@@ -68,9 +68,8 @@ def main() -> int:
             print(line(rows[-1]), flush=True)
             if options.json:
                 write_json(options.json, rows, versions, absent)
-    for row in joined.rows:
-        rows.append(row)
-        print(line(row), flush=True)
+    rows += joined.rows
+    print(*map(line, joined.rows), sep="\n", flush=True)
     if options.json:
         write_json(options.json, rows, versions, absent)
     used = ", ".join(f"{name} {number}" for name, number in versions.items())

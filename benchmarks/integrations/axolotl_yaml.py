@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.integrations.hf_trainer import loads
-from benchmarks.integrations.llamafactory_stages import texts, write_model, write_texts
 from benchmarks.integrations.scenario import Run, scenario
 from benchmarks.integrations.tiny import tool
-from benchmarks.integrations.trainer_watch import watching
-from tests.helpers.models import import_transformers
+from benchmarks.integrations.whole_programs import texts, watching, write_model, write_texts
 
 TOOL = "axolotl"
 ADAPTERS = {
@@ -48,7 +46,6 @@ def train(run: Run, **options: Any) -> Path:
         "output_dir": str(run.folder / "out"),
         **options,
     }
-    import_transformers()
     plugins = tool("axolotl.integrations.base").PluginManager.get_instance().plugins
     plugins.clear()  # those of the last run
     plugins["scenario"] = watching_plugin(run)

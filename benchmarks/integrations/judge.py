@@ -113,6 +113,7 @@ def _outcome(scenario: Scenario, cache: Path, planned: bool) -> Outcome:
     watch = BudgetWatch()
     seed_everything()
     with (
+        # A random name must not hold "mpt", from which axolotl concludes what model is in it.
         tempfile.TemporaryDirectory(prefix="run-") as folder,
         warnings.catch_warnings(record=True) as caught,
         quiet(),

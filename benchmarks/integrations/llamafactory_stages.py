@@ -6,36 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.integrations.hf_trainer import loads
 from benchmarks.integrations.scenario import Run, scenario
-from benchmarks.integrations.tiny import Sentences, llama, tokenizer, tool
-from benchmarks.integrations.trainer_watch import watching
+from benchmarks.integrations.tiny import tool
+from benchmarks.integrations.whole_programs import texts, watching, write_model, write_texts
 
 TOOL = "LLaMA-Factory"
 ADAPTERS = {"finetuning_type": "lora", "lora_rank": 4, "lora_target": "q_proj,v_proj", "lora_dropout": 0.1}
-
-
-def write_model(folder: Path) -> Path:
-    """A small Llama and its tokenizer, as tools load them from a folder."""
-    torch.manual_seed(0)
-    llama().save_pretrained(folder / "model")
-    tokenizer().save_pretrained(folder / "model")
-    return folder / "model"
-
-
-def write_texts(folder: Path, rows: list[dict[str, str]]) -> Path:
-    """What is trained on."""
-    path = folder / "texts.json"
-    path.write_text(json.dumps(rows), encoding="utf-8")
-    return path
-
-
-def texts(count: int = 24) -> list[str]:
-    """Sentences of one length whose words are numbers."""
-    data = Sentences(count)
-    return [" ".join(map(str, data[place]["input_ids"].tolist())) for place in range(count)]
 
 
 def train(run: Run, **options: Any) -> Path:

@@ -151,6 +151,8 @@ def test_another_models_steps_say_nothing() -> None:
     limited = limit_memory(Net(), "1MiB", **OPTIONS)
     assert warnings_of(other, other) == []
     assert warnings_of(nn.ModuleList([other, frozen]), other) == []
+    thawed = frozen.requires_grad_(True)  # nothing of it was trainable when the watch began
+    assert warnings_of(thawed, thawed) == []
     body = limited.body
     del limited
     gc.collect()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import RematWarning
+from remat_executor import BadInput, RematWarning
 from remat_executor.inspection.labelled_tensors import is_labelled, label_tensors
 from tests.helpers.steps import assert_same_step, pair
 
@@ -31,9 +31,9 @@ class Params4bit(nn.Parameter):
     """Stands for the class of that name."""
 
     quant_state: State
-    module: nn.Module
+    module: nn.Module | None
 
-    def __new__(cls, data: Tensor, state: State, module: nn.Module) -> Params4bit:
+    def __new__(cls, data: Tensor, state: State, module: nn.Module | None) -> Params4bit:
         """A weight in whole numbers."""
         made = torch.Tensor._make_subclass(cls, data, False)  # as bitsandbytes does
         made.quant_state = state
@@ -42,7 +42,7 @@ class Params4bit(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Params4bit:
         """With a state of its own."""
-        return Params4bit(self.data.clone(), copy.deepcopy(self.quant_state, memo), memo[id(self.module)])
+        return Params4bit(self.data.clone(), copy.deepcopy(self.quant_state, memo), memo.get(id(self.module)))
 
 
 Params4bit.__module__ = "bitsandbytes.nn.modules"
@@ -124,6 +124,17 @@ def test_steps_are_exact_and_the_labels_stay_as_they_were(cache: Path) -> None:
                 state.scale = state.scale + 1
     assert_same_step(original, planned, x)
     assert planned.runs == {"planned": 2}
+
+
+def test_elsewhere_they_are_a_subclass_like_any_other(cache: Path) -> None:
+    """As an argument or buffer, whose labels no capture would carry over."""
+    layer = Packed()
+    with pytest.raises(BadInput, match="the sample holds a Params4bit, a tensor subclass"):
+        pair(nn.Bilinear(6, 6, 1), cache, torch.randn(6, 6), layer.weight)
+    model = network()
+    model.register_buffer("held", layer.weight)
+    with pytest.raises(BadInput, match="the model has a Params4bit, a tensor subclass"):
+        pair(model, cache, torch.randn(5, 6))
 
 
 def test_a_number_of_a_label_is_guarded(cache: Path) -> None:

@@ -15,5 +15,10 @@ QUIET: dict[str, Any] = {
 
 def history(trainer: Any) -> list[dict[str, float]]:
     """Losses of training and of evaluation."""
+    return history_of(trainer.state)
+
+
+def history_of(state: Any) -> list[dict[str, float]]:
+    """The same of a trainer's state, which is what a callback gets."""
     kept = ("loss", "eval_loss")
-    return [{name: entry[name] for name in kept if name in entry} for entry in trainer.state.log_history]
+    return [{name: entry[name] for name in kept if name in entry} for entry in state.log_history]

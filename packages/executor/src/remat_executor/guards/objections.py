@@ -6,7 +6,6 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from remat_executor.inspection.labelled_tensors import is_labelled
 from remat_executor.inspection.object_contents import PLAIN
 from remat_executor.inspection.tensors import Owned, Tensors
 from remat_executor.torch_private.autograd import active_transform
@@ -54,7 +53,7 @@ def objection(owned: Owned) -> str | None:
     planned = next((name for name, m in owned.modules if is_planned(m)), None)
     if planned is not None:
         return f"submodule {planned!r} is planned itself"
-    return unsupported(owned.tensors, "it has") or hooked(owned.modules)
+    return unsupported(owned.unlabelled, "it has") or hooked(owned.modules)
 
 
 def reason_in_force() -> str | None:
@@ -80,7 +79,7 @@ def unsupported(tensors: Iterable[Tensor], whose: str, *, empty: bool = False) -
         kind = type(tensor)
         if kind.__name__ == "DTensor":
             return f"inside it are sharded parameters: {_SHARD_LATER}"
-        if kind not in (Tensor, nn.Parameter, nn.Buffer) and (empty or not is_labelled(tensor)):
+        if kind not in (Tensor, nn.Parameter, nn.Buffer):
             return f"{whose} a {kind.__name__}, a tensor subclass"
         if tensor.layout is not torch.strided or tensor.is_nested:
             return f"{whose} a tensor of layout {'nested' if tensor.is_nested else tensor.layout}"

@@ -71,6 +71,12 @@ class Owned:
         """All tensors; those in plain attributes once for each slot."""
         return (*self.registered, *(t for _, _, _, t in self.plain))
 
+    @property
+    def unlabelled(self) -> tuple[Tensor, ...]:
+        """`tensors` without the parameters of a class that only carries attributes."""
+        labelled = {id(parameter) for _, parameter in self.parameters if is_labelled(parameter)}
+        return tuple(t for t in self.tensors if id(t) not in labelled)
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Tensors:

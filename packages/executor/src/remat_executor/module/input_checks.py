@@ -64,8 +64,10 @@ def check_input(
                 "`release(model)` of one with a memory limit",
             )
     tensors = collect(model, args, kwargs)
+    # Fake tensors carry no labels; see `with_fake_tensors`.
+    owned = tensors.owned.unlabelled if device is None else tensors.owned.tensors
     strange = unsupported(tensors.arguments, "the sample holds") or unsupported(
-        (*tensors.owned.tensors, *tensors.held), "the model has", empty=device is not None
+        (*owned, *tensors.held), "the model has", empty=device is not None
     )
     if strange is not None:
         raise BadInput(problem=strange, advice="plan the parts of the model that have plain, dense tensors")

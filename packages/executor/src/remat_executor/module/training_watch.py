@@ -47,7 +47,7 @@ class TrainingWatch:
 
     def called(self) -> None:
         """Watch no longer, if this call of the module needs gradients. A capture needs them, too."""
-        if self._handles and torch.is_grad_enabled():
+        if (self._handles or not self._over) and torch.is_grad_enabled():
             self.stop()
 
     def stop(self) -> None:
