@@ -504,7 +504,7 @@ PROJECTS: dict[str, tuple[str, dict[str, set[str]], set[str], set[str]]] = {
         "remat-facade",
         {"torch_dynamo_backends": {"remat"}, "lightning.pytorch.callbacks_factory": {"remat"}},
         {"remat"},
-        {"demo", "accelerate", "axolotl", "lightning", "torchtitan", "transformers"},
+        {"demo", "accelerate", "axolotl", "lightning", "peft", "torchtitan", "transformers", "trl"},
     ),
 }
 
