@@ -33,6 +33,7 @@ from remat_executor.translation.recipes import (
     WriteBack,
 )
 from remat_executor.translation.translation import Translation
+from remat_executor.translation.unique_names import with_unique_names
 from remat_executor.translation.varying_kernels import may_vary
 from remat_executor.translation.with_ways import with_ways
 from remat_executor.ways.substitution import Family
@@ -65,7 +66,8 @@ def translate(
     """
     found = _Translator(captured, tensors, absent).run(name, tuple(conditions))
     found = with_ways(found, (way for family in families for way in family(captured)))
-    return with_dropped_outputs(found, captured) if outputs == "dropped" else found
+    found = with_dropped_outputs(found, captured) if outputs == "dropped" else found
+    return attrs.evolve(found, graph=with_unique_names(found.graph))
 
 
 @attrs.define(eq=False)
