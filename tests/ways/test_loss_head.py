@@ -358,22 +358,33 @@ def test_language_models(name: str, dtype: torch.dtype) -> None:
     assert_exact(model.to(dtype), (), kwargs, 1)
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_random_heads(seed: int) -> None:
-    """Shapes, dtypes, reductions, ignored rows, soft caps and returned logits at random."""
-    torch.manual_seed(seed)
+class PartOfTheUpcast(nn.Module):
+    """A loss of some rows of upcast logits; where the batch is one, shifted rows are a view."""
 
-    def draw(*choices: Any) -> Any:
-        return choices[int(torch.randint(len(choices), ()))]
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.linear, self.part = nn.Linear(8, 37), part
 
-    rows, classes = draw(17, 31, 64, 100), draw(2, 3, 16, 129)
-    options = {"reduction": draw("mean", "sum", "none"), "ignore_index": draw(-100, 1)}
-    options |= {"wide": draw(True, False), "logits": draw(True, False), "scale": draw(None, 5.0)}
-    dtype = draw(torch.float32, torch.bfloat16, torch.float16)
-    model = Head(classes, **options).to(dtype)
-    target = torch.randint(0, classes, (rows,))
-    target[torch.rand(rows) < draw(0.0, 0.3, 1.0)] = options["ignore_index"]
-    assert_exact(model, ((torch.randn(rows, 8) * draw(0.1, 10.0)).to(dtype), target), {}, 1)
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        logits = self.linear(x).float()
+        if self.part == "shifted":
+            logits, target = logits[:, :-1].contiguous(), target[:, 1:].contiguous()
+        rows, classes = logits.flatten(0, -2), target.flatten()
+        if (
+            self.part == "all"
+        ):  # the backward of this slice is no view, so the gradient's dtype changes after it
+            rows = rows[:]
+        if self.part == "first":
+            rows, classes = rows[:20], classes[:20]
+        return F.cross_entropy(rows, classes)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("part", ["shifted", "all", "first"])
+def test_a_loss_of_a_part_of_the_upcast(part: str, batch: int) -> None:
+    torch.manual_seed(0)
+    model = PartOfTheUpcast(part).bfloat16()
+    assert_exact(model, (torch.randn(batch, 20, 8).bfloat16(), torch.randint(0, 37, (batch, 20))), {}, 1)
 
 
 @pytest.mark.parametrize("wide", [True, False])

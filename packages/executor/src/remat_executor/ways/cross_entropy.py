@@ -183,6 +183,9 @@ def _find(node: Node, readers: Readers) -> Head | None:
         if readers.only(source, aten._log_softmax_backward_data.default) is not backward:
             return None
     logits, up = _with_upcast(node, readers)
+    down = None if backward is None else _downcast(backward, logits, readers)
+    if backward is not None and down is None:  # the gradient is made as the log-softmax is
+        logits, up = x, None
     return Head(
         logits=logits,
         up=up,
@@ -191,7 +194,7 @@ def _find(node: Node, readers: Readers) -> Head | None:
         smoothing=smoothing,
         loss_backward=loss_backward,
         backward=backward,
-        down=None if backward is None else _downcast(backward, logits, readers),
+        down=down,
     )
 
 
@@ -273,13 +276,16 @@ def _with_upcast(log_softmax: Node, readers: Readers) -> tuple[Node, Node | None
 
 def _downcast(backward: Node, logits: Node, readers: Readers) -> Node | None:
     down = readers.only(backward, aten._to_copy.default)
-    wanted = logits.meta["val"].dtype
-    return down if down is not None and _is_cast(down) and down.meta["val"].dtype == wanted else None
+    if down is None or not _is_cast(down):
+        return None
+    made, wanted = down.meta["val"], logits.meta["val"]
+    return down if (made.dtype, made.shape) == (wanted.dtype, wanted.shape) else None
 
 
 def maker_of(node: Node, *targets: object) -> Node | None:
     """The call of one of `targets` that made the storage of a node, if the node shows all of it."""
-    storage = storage_id(node.meta["val"])
+    shown: Tensor = node.meta["val"]
+    storage = storage_id(shown)
     while node.target not in targets:
         source = node.args[0] if node.op == "call_function" and node.args else None
         if not isinstance(source, Node) or not isinstance(source.meta.get("val"), Tensor):
@@ -287,7 +293,7 @@ def maker_of(node: Node, *targets: object) -> Node | None:
         if storage_id(source.meta["val"]) != storage:
             return None
         node = source
-    return node
+    return node if node.meta["val"].numel() == shown.numel() else None
 
 
 def _is_cast(node: Node) -> bool:
