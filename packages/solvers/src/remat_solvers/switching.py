@@ -4,12 +4,13 @@ Up to `MOST_COMBINED` switches: all combinations are candidates. Each is a graph
 bound on its time costs little compared with a solve. Candidates are solved from the lowest bound up until no
 bound is below the best time, so most are never solved.
 
-More switches: cheap plans of all off, all on, one family on and one family off; the solver on the best of
-these, with a part of its effort; annealing that flips switches while it searches sequences
-(`local_search.joint`); the solver on the best decision, from the best sequence; on small graphs the solver on
-the whole families that may still be better; and short annealing again. A solver that takes no `starts` plans
-all off, all on, one family on and one family off in the order of their bounds. The bound of the whole is that
-of the relaxed graph.
+More switches: cheap plans of all off, all on, one family on and one family off; short annealing that flips
+switches while it searches sequences (`local_search.joint`), and as much of all off alone; the solver on the
+better of the two; and short annealing again, which flips switches of that plan. All off is planned as a graph
+without switches is, and another decision only if it is better by more than solves differ, so that a choice
+does not lose to none. Where nothing fits, the solver gets the decision that could need the least memory, then
+the one with the smallest peak. A solver that takes no `starts` plans all off, all on, one family on and one
+family off in the order of their bounds. The bound of the whole is that of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -35,16 +36,17 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, 
 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
-# Of the time left, in this order: for all candidates, for the best, for flips, for the best decision.
-QUICK_SHARE, FIRST_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.6, 0.35, 0.85
+# Of the time left, in this order: for all candidates, for flips, for the best decision.
+QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 CANDIDATE_SHARE = 0.6  # of that, for one candidate
-JOINT_MOVES = 0.15  # the same as a share of a solve
-# Of a solve: the solver's on the best whole family, and on the best decision, from a good order.
-FIRST_MOVES, SOLVER_MOVES = 0.3, 0.5
-WORTH = 0.1  # a whole family is planned first if cheap plans differ by more than this ratio of base time
+JOINT_MOVES = 0.15  # the same as a share of a solve; of all off alone three fifths of that
 LEAST_MOVES = 40_000
-FURTHER_OPS = 600  # ops of all further decisions that the solver plans
+# Temperature and price of the walks from the best: one that explores, one that buys memory, one that settles.
+FROM_BEST = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
+# All off is planned unless another decision saves more than this ratio of base time: two searches of one
+# graph ended up to a hundredth apart (small transformers at 40 %).
+WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
@@ -235,26 +237,28 @@ class _Decisions:
                 moves=getattr(self.solver, "moves", None),
             )
             self.search.take(found, part)
-        first = self.first()
-        if first is not None and not self.closed():
-            self.decided(first, round(self.moves * FIRST_MOVES), FIRST_SHARE)
         moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES))
-        self.anneal(deadline.share(FLIP_SHARE), self.search.fitting[:STARTS], moves)
-        best = next(iter(self.search.fitting), self.search.smallest)
-        if first is not None and best is not None:  # another decision must be worth the work on this one
-            known = self.search.found[first.made.on]
-            best = known if known.time_s - best.time_s < GAP * graph.time_s else best
-        solution = self.decided(best, round(self.moves * SOLVER_MOVES), SOLVER_SHARE)
-        self.further()
-        self.anneal(deadline, [], moves // 4)
+        part = deadline.share(FLIP_SHARE)
+        self.anneal(part, self.search.fitting[:STARTS], moves)
+        self.anneal_off(part, moves // 5)
+        for one in self.chosen():
+            solution = self.decided(one)
+            if self.search.fitting or deadline.reached():
+                break
+        self.anneal(deadline, [], moves)
         return self.best(solution)
 
-    def first(self) -> DecidedOrder | None:
-        """The decision that the solver plans first: all off, unless a cheap plan of another is far better."""
-        best, off = next(iter(self.search.fitting), None), self.search.found.get(frozenset())
-        if best is None or off is None or off.peak_nbytes > self.budget_nbytes:
-            return best
-        return best if off.time_s - best.time_s > WORTH * self.graph.time_s else off
+    def chosen(self) -> list[DecidedOrder]:
+        """The decisions that the solver plans, until one fits."""
+        if not self.search.fitting:
+            found = self.search.found.values()
+            lowest = min(found, key=lambda one: budget_floor(one.made.graph).nbytes)
+            smallest = min(found, key=lambda one: one.peak_nbytes)
+            return list({one.made.on: one for one in (lowest, smallest)}.values())
+        best, off = self.search.fitting[0], self.search.found.get(frozenset())
+        if off is None or off.peak_nbytes > self.budget_nbytes:
+            return [best]
+        return [off if off.time_s - best.time_s <= WORTH * self.graph.time_s else best]
 
     def candidates(self, start: Schedule | None) -> None:
         """Cheap plans of whole families; all off is always among them."""
@@ -277,8 +281,8 @@ class _Decisions:
 
     def anneal(self, deadline: Deadline, starts: Iterable[DecidedOrder], moves: int) -> None:
         """Short annealing from each start, then from the best; flips switches too."""
-        plans: list[tuple[DecidedOrder | None, float, float]] = [(start, 1.0, 0.02) for start in starts]
-        plans += [(None, 1.0, 0.02), (None, 0.3, 0.3), (None, 0.2, 0.02)] if self.search.fitting else []
+        plans: list[tuple[DecidedOrder | None, float, float]] = [(start, *FROM_BEST[0]) for start in starts]
+        plans += [(None, *pair) for pair in FROM_BEST] if self.search.fitting else []
         for start, hot, price in plans:
             if self.closed() or deadline.reached():
                 break
@@ -291,34 +295,26 @@ class _Decisions:
             )
         self.report("switches")
 
-    def decided(self, one: DecidedOrder | None, moves: int, share: float) -> Solution:
+    def anneal_off(self, deadline: Deadline, moves: int) -> None:
+        """Short annealing of all off, if it fits; flips nothing."""
+        nothing: frozenset[str] = frozenset()
+        for hot, price in FROM_BEST:
+            off = self.search.found.get(nothing)
+            if off is None or off.peak_nbytes > self.budget_nbytes or self.closed() or deadline.reached():
+                return
+            self.search.anneal_sequence(off, moves, hot, price, deadline)
+
+    def decided(self, one: DecidedOrder) -> Solution:
         """The solver's plan of one decision, which is kept."""
-        assert one is not None
-        part = self.deadline.share(share)
+        part = self.deadline.share(SOLVER_SHARE)
         part.on_progress = self.deadline.on_progress
-        chosen = attrs.evolve(self.solver, starts=(tuple(one.order.tolist()),))
-        if moves < self.moves and hasattr(chosen, "moves"):
-            chosen = attrs.evolve(chosen, moves=moves)
+        alone = not one.made.on and one.peak_nbytes <= self.budget_nbytes
+        starts = () if alone else (tuple(one.order.tolist()),)
+        chosen = attrs.evolve(self.solver, starts=starts)
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
         if solution.schedule is not None:
             self.search.take(one.made.restore(solution.schedule), self.deadline)
         return solution
-
-    def further(self) -> None:
-        """The solver's plans of whole families that may still be better; fewer of larger graphs."""
-        left = FURTHER_OPS // len(self.graph.ops)
-        families = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
-        for one in sorted(filter(None, families), key=self.search.rank):
-            if self.closed() or left <= 0 or self.deadline.reached():
-                return
-            best = next(iter(self.search.fitting), None)
-            part = self.deadline.share(BOUND_SHARE)
-            if one is best or (
-                best and time_bound_s(one.made.graph, self.budget_nbytes, part) >= best.time_s
-            ):
-                continue
-            self.decided(one, max(self.moves // 4, min(self.moves, LEAST_MOVES)), FIRST_SHARE)
-            left -= 1
 
     def best(self, solution: Solution) -> Solution:
         """The best schedule found, judged by the referee, with the solver's statistics."""

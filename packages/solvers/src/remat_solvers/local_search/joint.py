@@ -137,6 +137,18 @@ class JointSearch:
             self.add(made, flatten(made.graph), order, deadline)
             self.flip_greedily(self.found[made.on], deadline)
 
+    def anneal_sequence(
+        self, start: DecidedOrder, moves: int, hot: float, price: float, deadline: Deadline
+    ) -> None:
+        """Anneal the sequence alone; the decision stays."""
+        self._walks += 1
+        arrays = flatten(start.made.graph)
+        walk = AnnealingWalk(arrays, start.order, self.budget_nbytes, self.seed + self._walks, price)
+        best = walk.anneal(moves, hot, 0.01, deadline)
+        self.tried += walk.tried
+        if best is not None:
+            self.add(start.made, arrays, best, deadline)
+
     def flip_greedily(self, start: DecidedOrder, deadline: Deadline) -> None:
         """Flip single switches of a decision that fits while that saves time."""
         from remat_solvers.kernels import switch
