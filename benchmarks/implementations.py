@@ -1,14 +1,15 @@
 """What other ways to run ops bring: floors and overheads with and without them, from one run.
 
-    python benchmarks/implementations.py [MODEL ...] [--seconds S] [--json FILE]
+    python benchmarks/implementations.py [MODEL ...] [--seconds S] [--rounding] [--json FILE]
 
 Training steps in bfloat16 (batch norms in float32) on the `Roofline()` platform, traced from shapes on the
 CPU, so nothing is allocated and nothing runs. Percentages are of the step that was captured before there were
 rewrites and ways: its save-all peak and its time, in `BEFORE`. `floor` is certified, `found` is the smallest
 budget for which a plan was found, and the other columns are the times of plans at 100, 50, 40 and 30 % of
 that peak, less that time. Each budget has one solve with every way off (`none`) and one with a choice
-(`exact`), both with the same limit by the clock; both graphs have the rewrites. A row is wrong if a plan with
-a choice is slower than one without.
+(`exact`), both with the same limit by the clock; both graphs have the rewrites. With `--rounding`, a third
+also has the ways that differ within rounding. A row is wrong if a plan with a choice is slower than one
+without.
 """
 
 import argparse
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record
 from remat_executor import estimated_graph
-from remat_executor.ways.registry import EXACT
+from remat_executor.ways.registry import EXACT, rounding_families
 from remat_graph import Graph, Roofline, noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, get_solver, min_budget, solve_switches
 from tests.helpers.models import import_torchvision, import_transformers
@@ -174,15 +175,16 @@ MODELS: Mapping[str, Callable[[], Made]] = {
 }
 
 
-def traced(name: str, *, ways: bool) -> Graph:
-    """The graph of a model's step."""
+def traced(name: str, *, ways: str) -> Graph:
+    """The graph of a model's step, with the ways of ``"none"``, ``"exact"`` or ``"rounding"``."""
     model, inputs = MODELS[name]()
     model = model.bfloat16().train()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.float()
     inputs = {key: t.bfloat16() if t.is_floating_point() else t for key, t in inputs.items()}
-    return estimated_graph(model, (), inputs, Roofline(), ways=EXACT if ways else ())
+    families = {"none": (), "exact": EXACT, "rounding": rounding_families()}
+    return estimated_graph(model, (), inputs, Roofline(), ways=families[ways])
 
 
 @attrs.frozen(kw_only=True)
@@ -191,7 +193,7 @@ class Row:
 
     Attributes:
         model: its name.
-        ways: ``"exact"`` or ``"none"``.
+        ways: ``"none"``, ``"exact"`` or ``"rounding"``.
         ops: of the graph.
         switches: of the graph.
         save_all: peak of the unplanned step.
@@ -216,7 +218,7 @@ class Row:
 
 def row_of(name: str, ways: str, seconds: float) -> Row:
     """Trace, bound and solve."""
-    graph = traced(name, ways=ways == "exact")
+    graph = traced(name, ways=ways)
     peak_nbytes, time_s = BEFORE[name]
     smallest = min_budget(graph, Deadline(seconds))
     extra: dict[str, float | None] = {}
@@ -249,7 +251,7 @@ def shown(row: Row) -> str:
         for key, extra in row.extra.items()
     )
     shares = " ".join(f"{share:7.1%}" for share in (row.save_all, row.floor, row.found))
-    return f"{row.model:16} {row.ways:6} {row.ops:5} {row.switches:3} {shares} {times} {row.planned_s:6.0f} s"
+    return f"{row.model:16} {row.ways:8} {row.ops:5} {row.switches:3} {shares} {times} {row.planned_s:6.0f} s"
 
 
 def slower(none: Row, exact: Row) -> list[str]:
@@ -258,7 +260,7 @@ def slower(none: Row, exact: Row) -> list[str]:
     for key, extra in none.extra.items():
         chosen = exact.extra[key]
         if extra is not None and (chosen is None or chosen > extra + 1e-3):
-            wrong.append(f"{none.model} at {key}: {extra:+.2%} without a choice")
+            wrong.append(f"{none.model} at {key}: {extra:+.2%} without a choice of {exact.ways} ways")
     return wrong
 
 
@@ -269,18 +271,21 @@ def main() -> int:
     )
     parser.add_argument("models", nargs="*", default=list(MODELS), help="all by default")
     parser.add_argument("--seconds", type=float, default=20.0, help="limit of each solve")
+    parser.add_argument("--rounding", action="store_true", help="also with ways that differ within rounding")
     parser.add_argument("--json", type=Path, help="write the rows here, after each model")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     columns = " ".join(f"{f'{share:.0%}':>7} " for share in SHARES)
-    print(f"{'model':16} {'ways':6}   ops  on save-all   floor   found {columns}  planned   (*: a switch on)")
+    print(f"{'model':16} {'ways':8}   ops  on save-all   floor   found {columns}  planned   (*: a switch on)")
     rows: list[Row] = []
     wrong: list[str] = []
     for name in options.models:
-        pair = [row_of(name, ways, options.seconds) for ways in ("none", "exact")]
-        rows += pair
-        wrong += slower(*pair)
-        print("\n".join(map(shown, pair)), flush=True)
+        tried = ("none", "exact", "rounding") if options.rounding else ("none", "exact")
+        none, *others = [row_of(name, ways, options.seconds) for ways in tried]
+        rows += [none, *others]
+        for row in others:
+            wrong += slower(none, row)
+        print("\n".join(map(shown, (none, *others))), flush=True)
         if options.json:
             record.write(
                 options.json,

@@ -1,4 +1,4 @@
-"""The models of the peers' tables: two language models, an encoder with a decoder, four of images.
+"""The models of the peers' tables: three language models, an encoder with a decoder, four of images.
 
 Each is small enough that a step takes well below a second on one core, has no dropout, and comes with its
 loss, so that a method covers the whole step. What a checkpoint goes around is named here too: the blocks,
@@ -89,13 +89,13 @@ def reconstruction_loss(network: Any, images: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------ language
 
 
-def _gpt2() -> nn.Module:
+def _gpt2(vocabulary: int, layers: int, width: int) -> nn.Module:
     transformers = import_transformers()
     config = transformers.GPT2Config(
-        vocab_size=512,
+        vocab_size=vocabulary,
         n_positions=128,
-        n_embd=128,
-        n_layer=8,
+        n_embd=width,
+        n_layer=layers,
         n_head=4,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -142,8 +142,8 @@ def _t5() -> nn.Module:
     return network
 
 
-def _tokens() -> Tensor:
-    return torch.randint(512, (8, 128), generator=torch.Generator().manual_seed(1))
+def _tokens(vocabulary: int = 512, batch: int = 8) -> Tensor:
+    return torch.randint(vocabulary, (batch, 128), generator=torch.Generator().manual_seed(1))
 
 
 # -------------------------------------------------------------------------------------------- images
@@ -225,11 +225,18 @@ def _images(batch: int) -> Callable[[], Tensor]:
 MODELS = {
     "gpt2": Model(
         about="8 layers of 128, 4 heads, vocabulary 512, no dropout, batch 8 x 128",
-        make=_gpt2,
+        make=lambda: _gpt2(512, layers=8, width=128),
         sample=_tokens,
         loss=transformer_loss,
         blocks=lambda network: list(network.transformer.h),
         promises={0: 16.0, 51: 0.0, 45: 3.0},
+    ),
+    "gpt2_words": Model(
+        about="4 layers of 256, 4 heads, GPT-2's vocabulary of 50,257, no dropout, batch 4 x 128",
+        make=lambda: _gpt2(50_257, layers=4, width=256),
+        sample=lambda: _tokens(50_257, batch=4),
+        loss=transformer_loss,
+        blocks=lambda network: list(network.transformer.h),
     ),
     "llama": Model(
         about="8 layers of 128, 4 heads, vocabulary 512, batch 8 x 128",

@@ -1,6 +1,6 @@
 """Peers: what memory costs in recomputed FLOPs and bytes by checkpoints, torch's memory budget, and remat.
 
-    python benchmarks/peers.py [--models gpt2 llama t5 resnet18 resnet50 unet vit] [--quick] [--json FILE]
+    python benchmarks/peers.py [--models gpt2 gpt2_words llama ...] [--quick] [--json FILE]
 
 One table a model, its rows read by one meter in one run: bytes of live tensor storages above what was
 there when the forward began (parameters, the sample, any `.grad`), through forward and backward of a model
