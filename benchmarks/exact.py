@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from remat_executor import step_graph
 from remat_facade import Hiremate
 from remat_graph import noremat_peak_nbytes
 from remat_graph.budget import gradient_nbytes
+from remat_graph.switches.specialize import family_of
 from remat_solvers import min_budget
 from tests.helpers.acceptance import as_it_is, broken_rules, compare, whole_step
 from tests.helpers.models import CASES, ModelCase
@@ -124,6 +126,7 @@ def run(rank: int, name: str, label: str, budget: int | str, setting: Setting) -
         "eager_nbytes": found.original.metered_nbytes,
         "eager_accumulating_nbytes": found.original.metered_accumulating_nbytes,
         "ops": len(found.module.graph.ops),
+        "ways": dict(Counter(map(family_of, plan.switched))),
         "repeats": found.repeats,
         "parts": found.module.parts,
         "overhead": plan.overhead,
@@ -242,7 +245,11 @@ def main() -> int:
         for rule in r["broken"]
         if (r["model"], r["budget"], rule) not in EXCEPTIONS
     ]
-    print(f"\n{len(rows)} rows of {len(cases)} models; smallest budget at 40 % or less: {len(small)} models")
+    used = Counter(family for row in rows for family in row.get("ways", ()))
+    print(
+        "\nplans with ways of a family: " + (", ".join(f"{k} {n}" for k, n in sorted(used.items())) or "none")
+    )
+    print(f"{len(rows)} rows of {len(cases)} models; smallest budget at 40 % or less: {len(small)} models")
     print(f"{len(bad)} rules broken" + (f": {bad}" if bad else ""))
     return int(bool(bad) or (not options.models and len(small) < SMALL_ENOUGH))
 
