@@ -382,6 +382,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
             "implementations": report_ways.modelled,
             "measured_ways": report_ways.measured,
             "rounding": report_ways.rounding,
+            "planning_time": report_ways.planning_time,
         },
     ),
     "offmate_results": (

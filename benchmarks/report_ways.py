@@ -64,3 +64,34 @@ def rounding(data: dict[str, Any]) -> Iterator[str]:
         rows.append([*start, *errors, f"{row['worst']:.2f}"])
     head = ("step", "family", "ways", "dtype", "loss", "with ways", "gradients", "with ways", "worst")
     yield from table(head, rows)
+
+
+def planning_time(data: dict[str, Any]) -> Iterator[str]:
+    """Time to plan with a choice and without; see planning_time.py."""
+    yield "## Time to plan with ways and without\n"
+    rows, large = data["rows"], data["rows"]["large"]
+    both = [row for row in rows["solves"] if row["none"] is not None]
+    sums = []
+    for kind, found in (("solves", both), ("whole builds", rows["builds"])):
+        none_s, ways_s = (sum(row[name] for row in found) for name in ("none_s", "ways_s"))
+        sums.append(f"{kind} {none_s:.0f} s without and {ways_s:.0f} with")
+    yield (
+        "`hatch run bench-planning`: processor seconds of solves without a limit, and overheads in percent "
+        "of the step with every way off. Models that end in *modelled* are those of `bench-implementations`, "
+        "the others the tests' own, by the formulas of a slow CPU. Without ways many solves end with a proof "
+        f"within a second. In all: {', '.join(sums)}; {large['ops']:,} ops with ways took "
+        f"{large['wall_s']:.0f} s.\n"
+    )
+    yield made_with(data)
+    cells = []
+    for row in rows["solves"]:
+        overheads = [row[name] for name in ("none", "ways", "families", "bound")]
+        cells.append(
+            [
+                *(row["model"], str(row["ops"]), str(row["switches"]), row["budget"]),
+                *(f"{row[name]:.1f}" for name in ("none_s", "ways_s")),
+                *("-" if each is None else f"{100 * each:+.2f}" for each in overheads),
+            ]
+        )
+    head = "model, ops, choices, budget, without s, with s, without %, with %, best family %, bound %"
+    yield from table(head.split(", "), cells)
