@@ -8,7 +8,7 @@ import pytest
 
 from tests.ways.fuzz import FAMILIES, cases_with_ways
 
-COUNT = 10
+COUNT = 5
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))

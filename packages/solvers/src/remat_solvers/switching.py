@@ -8,9 +8,10 @@ More switches: cheap plans of all off, all on, one family on and one family off;
 switches while it searches sequences (`local_search.joint`), and as much of all off alone; the solver on the
 better of the two; and short annealing again, which flips switches of that plan. All off is planned as a graph
 without switches is, and another decision only if it is better by more than solves differ, so that a choice
-does not lose to none. Where nothing fits, the solver gets the decision that could need the least memory, then
-the one with the smallest peak. A solver that takes no `starts` plans all off, all on, one family on and one
-family off in the order of their bounds. The bound of the whole is that of the relaxed graph.
+does not lose to none. On small graphs the solver also plans the whole families that may be better. Where
+nothing fits, it gets the decision that could need the least memory, then the one with the smallest peak. A
+solver that takes no `starts` plans all off, all on, one family on and one family off in the order of their
+bounds. The bound of the whole is that of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -42,12 +43,13 @@ PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 CANDIDATE_SHARE = 0.6  # of that, for one candidate
 JOINT_MOVES = 0.15  # the same as a share of a solve; of all off alone three fifths of that
 LEAST_MOVES = 40_000
-# Temperature and price of the walks from the best: one that explores, one that buys memory, one that settles.
+# Start temperature and price of annealing from the best: far, then with costly memory, then near.
 FROM_BEST = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
 # All off is planned unless another decision saves more than this ratio of base time: two searches of one
 # graph ended up to a hundredth apart (small transformers at 40 %).
 WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
+SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
 GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
 
@@ -218,6 +220,7 @@ class _Decisions:
         moves = getattr(solver, "moves", None)
         self.moves = default_moves(len(self.graph.ops)) if moves is None else moves
         self.lower_s = self.graph.time_s
+        self.planned: set[frozenset[str]] = set()  # decisions that the solver has had
 
     def solve(self, start: Schedule | None) -> Solution:
         graph, budget, deadline = self.graph, self.budget_nbytes, self.deadline
@@ -245,6 +248,8 @@ class _Decisions:
             solution = self.decided(one)
             if self.search.fitting or deadline.reached():
                 break
+        if len(graph.ops) <= SMALL_OPS:
+            self.families()
         self.anneal(deadline, [], moves)
         return self.best(solution)
 
@@ -304,8 +309,21 @@ class _Decisions:
                 return
             self.search.anneal_sequence(off, moves, hot, price, deadline)
 
+    def families(self) -> None:
+        """The solver's plans of the whole families that may still be better."""
+        whole = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
+        for one in sorted(filter(None, whole), key=self.search.rank):
+            if self.closed() or self.deadline.reached():
+                return
+            if one.made.on in self.planned:
+                continue
+            best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")
+            if time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < best_s:
+                self.decided(one)
+
     def decided(self, one: DecidedOrder) -> Solution:
         """The solver's plan of one decision, which is kept."""
+        self.planned.add(one.made.on)
         part = self.deadline.share(SOLVER_SHARE)
         part.on_progress = self.deadline.on_progress
         alone = not one.made.on and one.peak_nbytes <= self.budget_nbytes
