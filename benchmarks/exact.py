@@ -53,6 +53,7 @@ EXCEPTIONS = {
         "smallest",
         "eager",
     ): "one convolution's scratch binds while .grad is None: what goes below it holds more elsewhere",
+    ("vgg16", "100%", "eager"): "halves of backward convolutions save time and hold more, in the budget",
     ("checkpointed", "40%", "eager"): _CHECKPOINTED,
     ("checkpointed", "70%", "eager"): _CHECKPOINTED,
     ("checkpointed", "100%", "eager"): _CHECKPOINTED,

@@ -22,6 +22,8 @@ SCRIPTS = {
 }
 EXTRA = ("lightning", "timm", "diffusers", "ignite", "fastai", "torchtitan")
 """Pages on what only the environment `integrations` has."""
+LONG = {"accelerate-1", "peft-1", "trl-2"}
+"""Run by `hatch run integrations` and `hatch run test-all`; the others show the same ways in."""
 
 
 def test_each_page_but_those_of_other_environments_has_a_script() -> None:
@@ -29,7 +31,9 @@ def test_each_page_but_those_of_other_environments_has_a_script() -> None:
     assert {name.partition("-")[0] for name in SCRIPTS} == pages - {"axolotl", "llamafactory"}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in SCRIPTS]
+)
 def test_the_script_of_the_page_runs(name: str, tmp_path: Path) -> None:
     tool = name.partition("-")[0]
     if tool in EXTRA and find_spec(tool) is None:
