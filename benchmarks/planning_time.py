@@ -216,6 +216,9 @@ def main() -> int:
     parser.add_argument("--families", action="store_true", help="solve whole families too, which takes long")
     parser.add_argument("--json", type=Path, help="write the rows here")
     options = parser.parse_args()
+    known = {case.name for case in CASES} | {f"{name}_modelled" for name in implementations.MODELS}
+    if not known.issuperset(options.models):
+        parser.error(f"no model is called {', '.join(sorted(set(options.models) - known))}")
     warnings.simplefilter("ignore")
     budgets = options.budgets.split(",")
     columns = "  budget   none s   ways s   none %   ways % families    bound"

@@ -15,7 +15,7 @@ from tests.helpers.models import CASES, ModelCase
 
 
 class Centered(nn.Module):
-    """Its tensors are called as ops, and results of ops, are."""
+    """Buffers and a parameter with the names that ops of the step have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Centered(nn.Module):
         self.rng_native_dropout = nn.Parameter(torch.ones(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Four ops, of which two are called as buffers are."""
+        """A dropout, two products, and a mean that is written to a buffer."""
         y = nn.functional.dropout(self.linear(x), 0.5) * self.mul * self.rng_native_dropout
         mean = y.detach().mean(0)
         self.mean.copy_(mean)

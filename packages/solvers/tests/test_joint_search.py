@@ -19,7 +19,7 @@ from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_switches import with_random_switches
-from remat_solvers import Deadline, Problem, get_solver, min_budget, pareto, solve_switches
+from remat_solvers import Deadline, Problem, get_solver, min_budget, pareto, solve_switches, switching
 from remat_solvers.bounds import budget_floor
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
@@ -115,6 +115,21 @@ def test_the_joint_choice_is_no_worse_than_whole_families(seed: int, share: floa
     assert timeline.peak_nbytes <= budget
     assert found.lower_bound_s <= found.time_s
     assert found.stats["switched"] == ", ".join(sorted(switches_on(graph, found.schedule)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_choice_does_not_lose_to_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On graphs whose whole families are not planned one by one."""
+    monkeypatch.setattr(switching, "SMALL_OPS", 0)
+    graph = switched(seed, ops=16)
+    off = specialize(graph, ()).graph
+    budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
+    none = AUTO.solve(Problem(off, budget))
+    assert none.time_s is not None
+    found = solve_switches(AUTO, Problem(graph, budget))
+    assert found.time_s is not None
+    assert found.time_s <= none.time_s
+    assert found.lower_bound_s <= found.time_s
 
 
 @pytest.mark.parametrize("seed", range(10))

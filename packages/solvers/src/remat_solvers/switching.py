@@ -4,19 +4,19 @@ Up to `MOST_COMBINED` switches: all combinations are candidates. Each is a graph
 bound on its time costs little compared with a solve. Candidates are solved from the lowest bound up until no
 bound is below the best time, so most are never solved.
 
-More switches: cheap plans of all off, all on, one family on and one family off; short annealing that flips
-switches while it searches sequences (`local_search.joint`), and as much of all off alone; the solver on the
-better of the two; and short annealing again, which flips switches of that plan. All off is planned as a graph
-without switches is, and another decision only if it is better by more than solves differ, so that a choice
-does not lose to none. On small graphs the solver also plans the whole families that may be better. Where
-nothing fits, it gets the decision that could need the least memory, then the one with the smallest peak. A
-solver that takes no `starts` plans all off, all on, one family on and one family off in the order of their
-bounds. The bound of the whole is that of the relaxed graph.
+More switches: cheap plans of all off, all on, one family on and one family off; short annealing of all off,
+and some that flips switches while it searches sequences (`local_search.joint`); the solver on the better of
+the two; and short annealing again, which flips switches of that plan. Where a cheap plan of all off fits, all
+off is planned as a graph without switches is, and another decision only if it is better by more than solves
+differ, so that a choice does not lose to none. On small graphs the solver also plans the whole families that
+may be better. Where nothing fits, it gets the decision that could need the least memory, then the one with
+the smallest peak. A solver that takes no `starts` plans all off, all on, one family on and one family off in
+the order of their bounds. The bound of the whole is that of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain, combinations
 from typing import Any
@@ -41,7 +41,8 @@ BOUND_SHARE = 0.1  # of the remaining time, for one bound
 QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 CANDIDATE_SHARE = 0.6  # of that, for one candidate
-JOINT_MOVES = 0.15  # the same as a share of a solve; of all off alone three fifths of that
+OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
+JOINT_MOVES = 0.15  # flips as a share of a solve
 LEAST_MOVES = 40_000
 # Start temperature and price of annealing from the best: far, then with costly memory, then near.
 FROM_BEST = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
@@ -240,10 +241,12 @@ class _Decisions:
                 moves=getattr(self.solver, "moves", None),
             )
             self.search.take(found, part)
-        moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES))
+        moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES)) if self.moves else 0
         part = deadline.share(FLIP_SHARE)
+        self.anneal_off(part.share(OFF_SHARE), moves // 5)
         self.anneal(part, self.search.fitting[:STARTS], moves)
-        self.anneal_off(part, moves // 5)
+        if self.closed():
+            return self.best({"method": "switches"})
         for one in self.chosen():
             solution = self.decided(one)
             if self.search.fitting or deadline.reached():
@@ -251,7 +254,8 @@ class _Decisions:
         if len(graph.ops) <= SMALL_OPS:
             self.families()
         self.anneal(deadline, [], moves)
-        return self.best(solution)
+        peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
+        return self.best(solution.stats, *peaks)
 
     def chosen(self) -> list[DecidedOrder]:
         """The decisions that the solver plans, until one fits."""
@@ -334,14 +338,13 @@ class _Decisions:
             self.search.take(one.made.restore(solution.schedule), self.deadline)
         return solution
 
-    def best(self, solution: Solution) -> Solution:
-        """The best schedule found, judged by the referee, with the solver's statistics."""
+    def best(self, stats: Mapping[str, Any], *peaks_nbytes: int) -> Solution:
+        """The best schedule found, judged by the referee; if none fits, with the smallest peak."""
         smallest, fitting = self.search.smallest, self.search.fitting
         judged = judge_schedule(self.problem, fitting[0].schedule if fitting else None)
-        stats = {**solution.stats, "decisions": len(self.search.found)}
+        stats = {**stats, "decisions": len(self.search.found)}
         if not judged.feasible:
-            peaks = [smallest.peak_nbytes] if smallest else []
-            peaks += [solution.smallest_nbytes] if solution.smallest_nbytes is not None else []
+            peaks = [*peaks_nbytes, *([smallest.peak_nbytes] if smallest else [])]
             least_s = max(self.lower_s, judged.lower_bound_s)
             return attrs.evolve(judged, lower_bound_s=least_s, smallest_nbytes=min(peaks), stats=stats)
         assert judged.time_s is not None
