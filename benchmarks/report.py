@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,9 @@ def growth(data: dict[str, Any]) -> Iterator[str]:
     yield from table(header.split(", "), rows)
 
 
-def peers(data: dict[str, Any]) -> Iterator[str]:
+def peers(data: dict[str, Any], heading: str = "## Comparison with other methods\n") -> Iterator[str]:
     """Against hand-placed checkpoints, torch's own budget and Inductor."""
-    yield "## Comparison with other methods\n"
+    yield heading
     yield (
         "One meter, one run; recomputed FLOPs and rewritten bytes in percent of those of eager. Rows with "
         "inductor are measured with the allocator, which also counts memory of compiled kernels; their "
@@ -382,6 +383,11 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
             "implementations": report_ways.modelled,
             "measured_ways": report_ways.measured,
             "rounding": report_ways.rounding,
+            "peers_words": partial(
+                peers,
+                heading="## Comparison with other methods, on a real vocabulary\n\n"
+                "`hatch run bench-peers --models gpt2_words`.\n",
+            ),
             "planning_time": report_ways.planning_time,
         },
     ),

@@ -98,7 +98,7 @@ def decisions(data: dict[str, Any]) -> Iterator[str]:
     rows = []
     for row in data["rows"]:
         host = "" if row["host_budget"] is None else f" ({row['host_budget']:.0f})"
-        allowed = {name: row[f"{name}_allowed"] for name in ("overhead", "roofline")}
+        allowed = {name: row[f"{name}_allowed"] for name in ("overhead", "least_ratio")}
         rows.append(
             [
                 row["case"],
@@ -111,14 +111,14 @@ def decisions(data: dict[str, Any]) -> Iterator[str]:
                 filled(row["fastest_by_hand_s"], lambda seconds: f"{seconds:.3f}"),
                 filled(row["overhead"], percent)
                 + ("" if allowed["overhead"] is None else f" ({percent(allowed['overhead'])})"),
-                filled(row["roofline"], lambda ratio: f"{ratio:.3f}")
-                + ("" if allowed["roofline"] is None else f" ({allowed['roofline']})"),
+                filled(row["least_ratio"], lambda ratio: f"{ratio:.3f}")
+                + ("" if allowed["least_ratio"] is None else f" ({allowed['least_ratio']})"),
                 f"{row['planned_s']:.0f}",
             ]
         )
     header = (
-        "case, device, host, on host, streamed, moved, step s, best share by hand s, overhead, of the roof, "
-        "planned in s"
+        "case, device, host, on host, streamed, moved, step s, best share by hand s, overhead, "
+        "of the least time, planned in s"
     )
     yield from table(header.split(", "), rows)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_first, picture
+from benchmarks import gpu_first, picture, report
 from benchmarks.first_contact import processes
 from benchmarks.first_contact.rows import Findings, Row, Setting
 from remat_graph.testing.random_graphs import random_graph
@@ -42,6 +42,16 @@ def test_each_explains_itself() -> None:
         ]
     said = run("-c", "\n".join(lines))
     assert [script for script in SCRIPTS if f"usage: {script}" not in said] == []
+
+
+@pytest.mark.parametrize("page", list(report.PAGES))
+def test_the_pages_show_the_committed_results(page: str) -> None:
+    """As `benchmarks/report.py` writes them."""
+    shown = (BENCHMARKS.parent / "docs" / f"{page}.md").read_text()
+    for name, section in report.PAGES[page][1].items():
+        path = report.RESULTS / f"{name}.json"
+        if path.exists():
+            assert "\n".join(section(json.loads(path.read_text()))) in shown, name
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
