@@ -1,6 +1,6 @@
 """How long planning takes with a choice of ways and without, and how good the plans are, from one run.
 
-    python benchmarks/planning_time.py [MODEL ...] [--budgets 60%,40%] [--json FILE]
+    python benchmarks/planning_time.py [MODEL ...] [--budgets 60%,40%] [--families] [--json FILE]
 
 Solves: the tests' models and, as NAME_modelled, those of `implementations.py`, each on a platform by its
 formulas, without a limit by the clock. One solve of the graph with every way off, one of the graph with all
@@ -20,7 +20,6 @@ second, which says nothing of the harder problem.
 """
 
 import argparse
-import copy
 import sys
 import tempfile
 import time
@@ -37,11 +36,12 @@ from benchmarks import implementations, record
 from remat_executor import estimated_graph
 from remat_executor.ways.registry import EXACT
 from remat_facade import Hiremate
+from remat_facade.entrypoints.options import Ways
 from remat_graph import Graph, Roofline, noremat_peak_nbytes, resolve_budget, specialize
 from remat_solvers import Problem, Solution, get_solver, solve_switches
 from remat_solvers.switching import combinations_of
 from tests.helpers.acceptance import whole_step
-from tests.helpers.models import CASES
+from tests.helpers.models import CASES, ModelCase
 
 CPU = Roofline(flops_per_s=5e10, nbytes_per_s=8e9)
 LIMIT_OPS = 1_200  # larger ones of the tests' models add little to the comparison
@@ -147,21 +147,23 @@ def over(time_s: float | None, graph: Graph) -> float | None:
 
 
 def builds(names: list[str], budget: str) -> Iterator[Build]:
-    """Planned modules, built with empty folders; a first one, which loads code, does not count."""
-    first = True
-    for case in (case for case in CASES if case.name in (names or BUILT)):
-        model, _ = whole_step(case)
-        args, kwargs = case.sample(0)
-        seconds = {}
-        for ways in ("none", "exact", "none", "exact") if first else ("none", "exact"):
-            with tempfile.TemporaryDirectory() as folder:
-                began_s = time.process_time()
-                Hiremate(
-                    copy.deepcopy(model), args, budget, sample_kwargs=kwargs, cache_dir=folder, ways=ways
-                )
-                seconds[ways] = time.process_time() - began_s
-        first = False
-        yield Build(model=case.name, budget=budget, none_s=seconds["none"], ways_s=seconds["exact"])
+    """Planned modules, built with empty folders."""
+    cases = [case for case in CASES if case.name in (names or BUILT)]
+    for case in cases[:1]:  # what a process loads at its first build does not count
+        build_s(case, budget, "exact")
+    for case in cases:
+        none_s, ways_s = (build_s(case, budget, ways) for ways in ("none", "exact"))
+        yield Build(model=case.name, budget=budget, none_s=none_s, ways_s=ways_s)
+
+
+def build_s(case: ModelCase, budget: str, ways: Ways) -> float:
+    """Processor seconds from a model to its planned module."""
+    model, _ = whole_step(case)
+    args, kwargs = case.sample(0)
+    with tempfile.TemporaryDirectory() as folder:
+        began_s = time.process_time()
+        Hiremate(model, args, budget, sample_kwargs=kwargs, cache_dir=folder, ways=ways)
+        return time.process_time() - began_s
 
 
 def large() -> tuple[int, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +140,21 @@ def growth(data: dict[str, Any]) -> Iterator[str]:
     yield from table(header.split(", "), rows)
 
 
-def peers(data: dict[str, Any], heading: str = "## Comparison with other methods\n") -> Iterator[str]:
+def peers(data: dict[str, Any]) -> Iterator[str]:
     """Against hand-placed checkpoints, torch's own budget and Inductor."""
-    yield heading
+    yield "## Comparison with other methods\n"
+    yield from peers_table(data)
+
+
+def peers_words(data: dict[str, Any]) -> Iterator[str]:
+    """The same on a language model whose loss head is most of its memory."""
+    yield "## Comparison with other methods, on a real vocabulary\n"
+    yield "`hatch run bench-peers --models gpt2_words`.\n"
+    yield from peers_table(data)
+
+
+def peers_table(data: dict[str, Any]) -> Iterator[str]:
+    """What is measured, and a row for each method."""
     yield (
         "One meter, one run; recomputed FLOPs and rewritten bytes in percent of those of eager. Rows with "
         "inductor are measured with the allocator, which also counts memory of compiled kernels; their "
@@ -383,11 +394,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
             "implementations": report_ways.modelled,
             "measured_ways": report_ways.measured,
             "rounding": report_ways.rounding,
-            "peers_words": partial(
-                peers,
-                heading="## Comparison with other methods, on a real vocabulary\n\n"
-                "`hatch run bench-peers --models gpt2_words`.\n",
-            ),
+            "peers_words": peers_words,
             "planning_time": report_ways.planning_time,
         },
     ),

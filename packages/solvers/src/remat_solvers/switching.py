@@ -44,8 +44,8 @@ CANDIDATE_SHARE = 0.6  # of that, for one candidate
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
 JOINT_MOVES = 0.15  # flips as a share of a solve
 LEAST_MOVES = 40_000
-# Start temperature and price of annealing from the best: far, then with costly memory, then near.
-FROM_BEST = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
+# Start temperatures and prices of an annealing: far, then with costly memory, then near.
+WALKS = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
 # All off is planned unless another decision saves more than this ratio of base time: two searches of one
 # graph ended up to a hundredth apart (small transformers at 40 %).
 WORTH = 0.01
@@ -264,10 +264,14 @@ class _Decisions:
             lowest = min(found, key=lambda one: budget_floor(one.made.graph).nbytes)
             smallest = min(found, key=lambda one: one.peak_nbytes)
             return list({one.made.on: one for one in (lowest, smallest)}.values())
-        best, off = self.search.fitting[0], self.search.found.get(frozenset())
-        if off is None or off.peak_nbytes > self.budget_nbytes:
-            return [best]
-        return [off if off.time_s - best.time_s <= WORTH * self.graph.time_s else best]
+        best, off = self.search.fitting[0], self.off
+        return [best if off is None or off.time_s - best.time_s > WORTH * self.graph.time_s else off]
+
+    @property
+    def off(self) -> DecidedOrder | None:
+        """The plan of all off so far, if it fits."""
+        found = self.search.found.get(frozenset())
+        return None if found is None or found.peak_nbytes > self.budget_nbytes else found
 
     def candidates(self, start: Schedule | None) -> None:
         """Cheap plans of whole families; all off is always among them."""
@@ -290,8 +294,8 @@ class _Decisions:
 
     def anneal(self, deadline: Deadline, starts: Iterable[DecidedOrder], moves: int) -> None:
         """Short annealing from each start, then from the best; flips switches too."""
-        plans: list[tuple[DecidedOrder | None, float, float]] = [(start, *FROM_BEST[0]) for start in starts]
-        plans += [(None, *pair) for pair in FROM_BEST] if self.search.fitting else []
+        plans: list[tuple[DecidedOrder | None, float, float]] = [(start, *WALKS[0]) for start in starts]
+        plans += [(None, *pair) for pair in WALKS] if self.search.fitting else []
         for start, hot, price in plans:
             if self.closed() or deadline.reached():
                 break
@@ -306,12 +310,10 @@ class _Decisions:
 
     def anneal_off(self, deadline: Deadline, moves: int) -> None:
         """Short annealing of all off, if it fits; flips nothing."""
-        nothing: frozenset[str] = frozenset()
-        for hot, price in FROM_BEST:
-            off = self.search.found.get(nothing)
-            if off is None or off.peak_nbytes > self.budget_nbytes or self.closed() or deadline.reached():
+        for hot, price in WALKS:
+            if self.off is None or self.closed() or deadline.reached():
                 return
-            self.search.anneal_sequence(off, moves, hot, price, deadline)
+            self.search.anneal_sequence(self.off, moves, hot, price, deadline)
 
     def families(self) -> None:
         """The solver's plans of the whole families that may still be better."""
@@ -330,8 +332,8 @@ class _Decisions:
         self.planned.add(one.made.on)
         part = self.deadline.share(SOLVER_SHARE)
         part.on_progress = self.deadline.on_progress
-        alone = not one.made.on and one.peak_nbytes <= self.budget_nbytes
-        starts = () if alone else (tuple(one.order.tolist()),)
+        # All off is planned exactly as a graph without switches is.
+        starts = () if one is self.off else (tuple(one.order.tolist()),)
         chosen = attrs.evolve(self.solver, starts=starts)
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
         if solution.schedule is not None:
