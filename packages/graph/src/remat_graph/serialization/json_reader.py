@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NoReturn, TypeVar, final
 
 from remat_graph.errors import BadFile, shown
@@ -26,6 +27,7 @@ E = TypeVar("E", bound=StrEnum)
 
 MOST_FILE_NBYTES = 64 * 2**20  # a plan of a million ops; parsed, a file needs about twenty times its bytes
 MOST_ITEMS = 4_000_000  # of one list: as many op runs as a file of that size can hold
+_MOST_DEPTH = 64  # of content without a schema; Python's own limit is another one in each process
 _LARGEST = 2**63 - 1  # indices go into 64-bit arrays
 _LEAST_RATE = 1e-3  # of a link, bytes per second: towards 0 the seconds of a copy become infinite
 _SEAL = "sha256"
@@ -188,6 +190,16 @@ class Reader:
         if not isinstance(self.data, dict):
             self._wanted("an object")
         return self.data
+
+    def free_form(self) -> Mapping[str, Any]:
+        """An object with any content, which is not nested deeper than a recursion over it can go."""
+        level: list[Any] = [self.mapping()]
+        for _ in range(_MOST_DEPTH):
+            members = chain.from_iterable(part.values() if isinstance(part, dict) else part for part in level)
+            level = [member for member in members if isinstance(member, dict | list | tuple)]
+        if level:
+            self.fail(f"nested too deeply: at most {_MOST_DEPTH} levels were wanted")
+        return self.mapping()
 
     def known(self, keys: frozenset[str]) -> None:
         """Refuse an object with any other key, because the reader would ignore what the writer meant."""

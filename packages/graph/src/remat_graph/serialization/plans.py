@@ -82,8 +82,6 @@ def plan_from_data(data: Any, *, graph: Graph | None = None, source: str = "plan
         plan = _read_plan(reader, made_on)
     except OverBudget as error:
         reader.fail(f"its predicted peak is above its own budget: {error}")
-    except RecursionError:
-        reader.fail("its statistics are nested too deeply for a plan of remat")
     if graph is None:
         return plan
     if restore is not None:  # its bound holds with the other switches off
@@ -158,7 +156,7 @@ def _read_plan(reader: Reader, graph: Graph | None) -> Plan:
         ways=reader.get_or("ways", read_ways, ()),
         rounding_layers=reader.get_or("rounding_layers", read_rounding, ()),
         schedule=read_schedule(reader.get("schedule"), graph),
-        solver_stats=reader.get("solver_stats").mapping(),
+        solver_stats=reader.get("solver_stats").free_form(),
         versions={package: versions.get(package).text() for package in versions.mapping()},
     )
 
