@@ -192,6 +192,21 @@ def test_a_producer_that_refuses() -> None:
     assert torch.equal(torch.zeros(8, dtype=torch.long), made[1][0])
 
 
+@pytest.mark.parametrize("kept_if_true", [False, True])
+def test_a_mask_that_keeps_indices_in_range(kept_if_true: bool) -> None:
+    """A kernel that refuses what a random mask lets through gets what the model's own mask lets through.
+
+    So does `CrossEntropyLoss` with class weights, label smoothing and ignored labels.
+    """
+
+    def gathered(weight: Tensor, labels: Tensor) -> Tensor:
+        valid = labels >= 0
+        inside = torch.where(valid, labels, 0) if kept_if_true else labels.masked_fill(~valid, 0)
+        return weight.gather(0, inside).exp()
+
+    measured("aten.gather", Model(gathered, 8), torch.tensor([3, -100, 7, -100]))
+
+
 def test_a_shortage_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op that finds no memory is not run again on arguments that need more of it."""
     arguments, recipes = prepared(Model(lambda w: attend(w)[0].exp(), 4))

@@ -15,6 +15,7 @@ from remat_executor.capture.explain import foreign_generator
 from remat_executor.capture.layers import name_layers
 from remat_executor.capture.recurrent import flatten_gradients, keep_workspaces, separate_flat_weights
 from remat_executor.capture.rewrites import rewrite
+from remat_executor.capture.smoothed_loss import use_eager_sums
 from remat_executor.capture.traced_step import TraceResult
 from remat_executor.errors import CaptureError
 from remat_executor.inspection.tensors import Tensors
@@ -39,6 +40,7 @@ def read_joint(
     graph = joint.graph_module.graph
     name_layers(graph)
     use_eager_rounding(graph)
+    use_eager_sums(graph)
     if absent is None:
         use_cudnn_batch_norms(graph)
     else:

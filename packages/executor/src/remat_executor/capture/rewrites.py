@@ -73,7 +73,7 @@ def mask_before_pooling(graph: torch.fx.Graph, tangents: Iterable[Node]) -> None
         pooled_backward.replace_input_with(given, small)
         _replace(node, gradient)
         masked.append(node)
-    _erase(masked)
+    erase_unread(masked)
 
 
 def _pooled_backward(node: Node) -> Node | None:
@@ -170,7 +170,7 @@ def drop_clones(graph: torch.fx.Graph) -> None:
         if same and kept.isdisjoint((storage_id(one), storage_id(other))):
             _replace(node, source)
             dropped.append(node)
-    _erase(dropped)
+    erase_unread(dropped)
 
 
 def _content(tensor: Tensor) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ def drop_laid_out_copies(graph: torch.fx.Graph) -> None:
         if only_written and same and storage_id(one) not in kept | storages:
             _replace(node, source)
             dropped.append(node)
-    _erase(dropped)
+    erase_unread(dropped)
 
 
 def merge_equal_calls(graph: torch.fx.Graph) -> None:
@@ -233,7 +233,7 @@ def merge_equal_calls(graph: torch.fx.Graph) -> None:
             last_read[storage_id(one)] = read
         _replace(node, earlier)
         merged.append(node)
-    _erase(merged)  # not before: an equal call may follow one that nothing reads
+    erase_unread(merged)  # not before: an equal call may follow one that nothing reads
 
 
 def _made(node: Node) -> list[Tensor]:
@@ -299,7 +299,7 @@ def _views(node: Node) -> list[Node]:
     return shown[1:]
 
 
-def _erase(nodes: Iterable[Node]) -> None:
+def erase_unread(nodes: Iterable[Node]) -> None:
     """Erase calls that nothing reads, and then those that only they read."""
     unread = dict.fromkeys(nodes)
     while unread:

@@ -202,11 +202,14 @@ class Arguments:
         op = _op_of(base)
         if op not in integers:
             opaque = reads_opaque_bytes(op.target)
-            for producers in (False, True)[opaque:]:
+            # Random arguments may have given what the kernel refused, such as labels out of range that no
+            # random mask replaced; then the producers come first.
+            tries = (True,) if opaque else (deep, not deep)
+            for producers in tries:
                 try:
                     results = self.results(op, producers, integers)
                 except _REFUSALS as error:
-                    if deep or is_out_of_memory(error):
+                    if is_out_of_memory(error) or (deep and producers is tries[-1]):
                         raise
                 else:
                     # Its other results are not kept: they may be large.

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from remat_executor.capture.cudnn_batch_norms import cudnn_batch_norm
 from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
 from remat_executor.capture.recurrent import recording_lstm_layer
+from remat_executor.capture.smoothed_loss import sum_of_weights, traceable_sum_of_weights
 from remat_executor.fx_nodes import may_draw, target_of
 from remat_executor.generator_state import default_generator, read_state, replay
 from remat_executor.torch_private.dispatch import schema_text
@@ -53,6 +54,8 @@ class Opaque(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target in _CUDNN:
             return _fusible_batch_norm(n.target, args)
+        if n.target is sum_of_weights:  # the sizes of its parts depend on data
+            return traceable_sum_of_weights(*args)
         if n in self.with_token:
             *results, self.token = self.with_token[n](self.token, *args, **kwargs)
             return results[0] if len(results) == 1 else tuple(results)

@@ -30,7 +30,7 @@ def in_place_forms() -> dict[Any, dict[int, InPlace]]:
     written = ["index_put", "scatter_add", "index_add", "index_copy", "masked_scatter"]
     over_self = [(getattr(aten, n).default, getattr(aten, f"{n}_").default) for n in pointwise + written]
     over_self += [(aten.pow.Tensor_Scalar, aten.pow_.Scalar)]
-    for name in ("add", "mul", "div", "masked_fill"):
+    for name in ("add", "div", "masked_fill"):
         over_self.append((getattr(aten, name).Scalar, getattr(aten, f"{name}_").Scalar))
     for overload in ("src", "value"):
         over_self.append((getattr(aten.scatter, overload), getattr(aten.scatter_, overload)))
@@ -43,6 +43,8 @@ def in_place_forms() -> dict[Any, dict[int, InPlace]]:
     for name in ("add", "sub", "mul", "div"):
         out = InPlace(getattr(aten, name).out, "out")
         forms[getattr(aten, name).Tensor] = {0: out, 1: out}
+    # On a CPU `mul_.Scalar` first rounds the number to the tensor's dtype, which `mul.Scalar` does not.
+    forms[aten.mul.Scalar] = {0: forms[aten.mul.Tensor][0]}
     forms[aten.where.self] = {place: InPlace(aten.where.self_out, "out") for place in (1, 2)}
     names = ["threshold", "gelu", "silu", "tanh", "sigmoid", "hardtanh", "leaky_relu", "hardsigmoid", "elu"]
     for name in names:
