@@ -64,6 +64,16 @@ def test_additions_of_others_stay(tmp_path: Path) -> None:
     assert CostCache(folder=tmp_path).get(["a", "b"]) == {"a": COST, "b": COST}
 
 
+def test_a_file_keeps_the_newest_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read and written whole, so it may not grow without end."""
+    monkeypatch.setattr("remat_executor.costs.cache._MOST_COSTS", 3)
+    cache = CostCache(folder=tmp_path)
+    for key in "abcde":
+        cache.add({key: COST})
+    assert dict.fromkeys("cde", COST) == CostCache(folder=tmp_path).get("abcde")
+    assert dict.fromkeys("abcde", COST) == cache.get("abcde"), "this process knows them all"
+
+
 def test_costs_hold_under_the_conditions_they_were_measured_in(tmp_path: Path) -> None:
     """A flag or the number of threads changes within a process: another file, and back to the first."""
     threads = torch.get_num_threads()

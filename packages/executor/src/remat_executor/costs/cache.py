@@ -6,7 +6,8 @@ problem stops the work: an unreadable file is ignored, a read-only folder is lef
 warning. A checksum protects the file, since nobody could see that a workspace of 0 bytes is wrong.
 
 A save reads the file again, adds to it, and replaces it by renaming, so a reader never sees half a file. If
-two processes save at the same moment, one may lose its additions; it measures them again next time.
+two processes save at the same moment, one may lose its additions; it measures them again next time. A file
+keeps the newest costs, of some hundred models, so that reading it always takes less than a second.
 """
 
 import math
@@ -15,7 +16,8 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 
 import attrs
@@ -24,12 +26,18 @@ import torch
 from remat_executor.errors import warn
 from remat_executor.guards.global_flags import unusual_flags
 from remat_graph import BadFile
-from remat_graph.serialization.json_reader import Reader, read_sealed, write_sealed
+from remat_graph.errors import shown
+from remat_graph.serialization.json_reader import read_sealed, write_sealed
 
 _FORMAT = "remat-costs"
 _VERSION, _CPU_VERSION = 3, 2
 """Version 3 adds the seconds of issuing, which are 0 on the CPU: its files stay in version 2."""
+_MOST_COSTS = 20_000  # of one file
 _LONGEST_S = 3600.0  # no operator takes longer; a measurement during which the machine slept does
+
+
+Numbers = list[float | int]
+"""A cost in a file: seconds, bytes of workspace and of outputs, on a device the seconds of issuing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +70,7 @@ class CostCache:
     ) -> None:
         self._device = torch.device(device)
         self._folder = default_folder() if folder is None else Path(folder)
-        self._costs: dict[Path, dict[str, MeasuredCost]] = {}
+        self._costs: dict[Path, dict[str, Numbers]] = {}
         self._may_write = True
         self._may_warn = True  # about a bad file
 
@@ -77,20 +85,22 @@ class CostCache:
         if path not in self._costs:
             self._costs[path] = self._read(path)
         known = self._costs[path]
-        return {key: known[key] for key in keys if key in known}
+        return {key: _cost(known[key]) for key in keys if key in known}
 
     def add(self, costs: Mapping[str, MeasuredCost]) -> None:
         """Keep costs in memory and on disk; they replace earlier ones of the same keys."""
         if not costs:
             return
-        path = self.path
-        self._costs[path] = {**self._costs.get(path, {}), **self._read(path), **costs}
+        path, believable = self.path, self._judge()
+        added = {key: self._numbers(cost) for key, cost in costs.items()}
+        known = {**self._costs.get(path, {}), **self._read(path)}
+        self._costs[path] = known | added
         if self._may_write:
+            kept = known | {key: numbers for key, numbers in added.items() if believable(numbers)}
+            newest = dict(islice(kept.items(), max(0, len(kept) - _MOST_COSTS), None))
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                kept = {k: self._numbers(c) for k, c in self._costs[path].items() if self._plausible(c)}
-                version = _version(self._device)
-                write_sealed({"format": _FORMAT, "version": version, "costs": kept}, path)
+                write_sealed({"format": _FORMAT, "version": _version(self._device), "costs": newest}, path)
             except OSError as error:
                 self._may_write = False
                 warn(
@@ -98,40 +108,51 @@ class CostCache:
                     "set REMAT_CACHE_DIR to a writable folder"
                 )
 
-    def _read(self, path: Path) -> dict[str, MeasuredCost]:
+    def _read(self, path: Path) -> dict[str, Numbers]:
         if not os.path.exists(path):
             return {}
         try:
             costs = read_sealed(path, _FORMAT, _version(self._device)).get("costs")
-            return {key: self._cost(costs.get(key)) for key in costs.mapping()}
+            believable = self._judge()
+            for key, numbers in costs.mapping().items():
+                if not believable(numbers):
+                    costs.get(key).fail(f"no operator costs {shown(numbers)} on this device")
+            return dict(costs.mapping())
         except BadFile as error:
             if self._may_warn:
                 self._may_warn = False
                 warn(f"{error}; it is ignored and costs are measured again")
             return {}
 
-    def _numbers(self, cost: MeasuredCost) -> list[float | int]:
+    def _numbers(self, cost: MeasuredCost) -> Numbers:
         """A cost as the numbers of a file."""
-        numbers = [cost.time_s, cost.workspace_nbytes, cost.output_nbytes]
-        return numbers if self._device.type == "cpu" else [*numbers, cost.issue_s]
+        numbers = [float(cost.time_s), cost.workspace_nbytes, cost.output_nbytes]
+        return numbers if self._device.type == "cpu" else [*numbers, float(cost.issue_s)]
 
-    def _cost(self, reader: Reader) -> MeasuredCost:
-        """A cost from the numbers of a file, which may contain anything."""
-        numbers = reader.items()
-        if len(numbers) != (3 if self._device.type == "cpu" else 4):
-            reader.fail("expected seconds and two sizes, and on a device the seconds of issuing")
-        cost = MeasuredCost(
-            time_s=numbers[0].seconds(),
-            workspace_nbytes=numbers[1].size(),
-            output_nbytes=numbers[2].size(),
-            issue_s=sum(number.seconds() for number in numbers[3:]),
-        )
-        return cost if self._plausible(cost) else reader.fail("more than an operator can need on this device")
+    def _judge(self) -> Callable[[object], bool]:
+        """Whether numbers, which may be anything, can be a cost on this device."""
+        kinds = [float, int, int] if self._device.type == "cpu" else [float, int, int, float]
+        most = {float: _LONGEST_S, int: _memory_nbytes(self._device)}
 
-    def _plausible(self, cost: MeasuredCost) -> bool:
-        most_nbytes = max(cost.workspace_nbytes, cost.output_nbytes)
-        most_s = max(cost.time_s, cost.issue_s)
-        return most_s <= _LONGEST_S and most_nbytes <= _memory_nbytes(self._device)
+        def believable(numbers: object) -> bool:
+            return (
+                isinstance(numbers, list)
+                and list(map(type, numbers)) == kinds
+                and all(0 <= number <= most[type(number)] for number in numbers)
+            )
+
+        return believable
+
+
+def _cost(numbers: Numbers) -> MeasuredCost:
+    """A cost from its numbers."""
+    time_s, workspace_nbytes, output_nbytes, *issue_s = numbers
+    return MeasuredCost(
+        time_s=time_s,
+        workspace_nbytes=int(workspace_nbytes),
+        output_nbytes=int(output_nbytes),
+        issue_s=sum(issue_s),
+    )
 
 
 def default_folder() -> Path:
