@@ -13,8 +13,8 @@ from tests.helpers.example import run
 @pytest.mark.parametrize(
     ("example", "others", "budget"),
     [
-        ("plain", (), "60%"),
-        ("accelerated", (), "60%"),
+        pytest.param("plain", (), "60%", marks=pytest.mark.full),
+        pytest.param("accelerated", (), "60%", marks=pytest.mark.full),
         ("accelerated", ("--prepared",), "60%"),
         ("trainer", (), "60%"),
         ("offloaded", (), "60%"),

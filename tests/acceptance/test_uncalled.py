@@ -80,6 +80,41 @@ def test_a_method_that_calls_the_parts(sample: Tensor | None) -> None:
     )
 
 
+def test_a_step_after_some_that_called_it() -> None:
+    """What goes around the module later is noticed as well, once, and optimizers may take turns."""
+    model = limit_memory(Net(), "1MiB", **OPTIONS)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=1e-3) for part in (model.body, model.head)]
+
+    class Both:
+        def step(self) -> None:
+            for each in optimizers:
+                each.step()
+
+        def zero_grad(self) -> None:
+            for each in optimizers:
+                each.zero_grad()
+
+    assert warnings_of(model, model, optimizer=Both()) == []
+    (message,) = warnings_of(model, model.training_step, optimizer=Both())
+    assert "was not called in a step of training" in message
+    assert warnings_of(model, model.training_step, optimizer=Both()) == []
+
+
+def test_a_step_that_does_not_need_it_is_no_training() -> None:
+    """As where one of two models is trained at every other step, and gradients are set to zero."""
+    model, other = limit_memory(Net(), "1MiB", **OPTIONS), Net()
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1e-3)
+    zero_grad = optimizer.zero_grad
+    optimizer.zero_grad = lambda: zero_grad(set_to_none=False)
+    calls = iter([model, other, other, model, other])
+
+    def taking_turns(x: Tensor) -> Tensor:
+        loss: Tensor = next(calls)(x)
+        return loss
+
+    assert warnings_of(model, taking_turns, steps=5, optimizer=optimizer) == []
+
+
 def test_an_optimizer_that_is_not_torchs() -> None:
     """It is not seen; that gradients come again and again is."""
     model = limit_memory(Net(), "1MiB", **OPTIONS)

@@ -20,7 +20,7 @@ from benchmarks.integrations.tiny import batches, llama, tool
 from benchmarks.integrations.trl_trainers import sft
 from remat_executor import CaptureError, RematWarning
 from remat_facade import BadModel, limit_memory, planned
-from remat_graph import BadBudget
+from remat_graph import BadBudget, Roofline
 
 pytestmark = pytest.mark.usefixtures("only_our_warnings_count")
 
@@ -218,6 +218,45 @@ def test_lightning_asks_for_the_callback(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("REMAT_BUDGET", "2GiB")
     (callback,) = callbacks_of_environment()
     assert isinstance(callback, MemoryLimit)
+
+
+@pytest.mark.parametrize("by", ["nothing", "a callback", "limit_memory", "limit_memory of the whole"])
+def test_lightning_keeps_the_limit_of_the_script(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's budget is for what has none; Lightning itself adds the callback."""
+    lightning = pytest.importorskip("lightning", reason="lightning is in the environment `integrations` only")
+    from remat_facade.integrations.lightning import MemoryLimit
+
+    monkeypatch.setenv("REMAT_BUDGET", "900MiB")
+    base_class: Any = lightning.LightningModule
+
+    class Training(base_class):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = llama()
+
+        def forward(self, **batch: Any) -> Any:
+            return self.model(**batch)
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            return self(**batch).loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+    module, callbacks = Training(), []
+    if by == "a callback":
+        callbacks.append(MemoryLimit("800MiB", platform=Roofline()))
+    elif by != "nothing":
+        limit_memory(module if "whole" in by else module.model, "800MiB", platform=Roofline())
+    for _ in range(2):  # also in another fit
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_steps=1, logger=False, enable_progress_bar=False,
+            enable_checkpointing=False, enable_model_summary=False, callbacks=callbacks,
+        )  # fmt: skip
+        trainer.fit(module, torch.utils.data.DataLoader(batches(1), batch_size=None))
+    found = planned(module)
+    assert found is not None
+    assert found.plan.budget_nbytes == (900 if by == "nothing" else 800) * 2**20
 
 
 def test_a_lightning_module_that_cannot_be_limited_as_it_is_given(run: Run) -> None:

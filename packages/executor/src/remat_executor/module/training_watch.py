@@ -1,10 +1,10 @@
-"""Notice that a module trains although its planned forward is never called.
+"""Notice that a module trains although its planned forward is not called.
 
 A limit bounds what a module's forward and its backward allocate. If training calls the module's parts, or
 other methods that call them, it bounds nothing. An optimizer that steps the module's parameters shows this:
-the first such step comes before any call that needs gradients. Optimizers that do not derive from torch's are
-not seen, but the gradients are: without a call, no parameter gets its gradient twice. (Once it may, by a
-penalty on the weights that is differentiated before the first call.)
+no call that needs gradients came before its first step, or between two of its steps. Optimizers that do not
+derive from torch's are not seen, but before the first call the gradients are: no parameter gets its gradient
+twice. (Once it may, by a penalty on the weights that is differentiated before the first call.)
 """
 
 import functools
@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class TrainingWatch:
-    """Reports once that a module's parameters are trained without a call of it that needs gradients.
+    """Reports once that a step trained a module's parameters without a call of it that needs gradients.
 
     Args:
         module: what is trained; it is not kept alive.
@@ -34,6 +34,9 @@ class TrainingWatch:
         self._module = weakref.ref(module)
         self._report = report
         self._over = False
+        self._calls = 0
+        # How many calls there were at the last step of each optimizer.
+        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         # Those of an earlier call, which the next step applies.
         self._has_earlier_gradients = any(p.grad is not None for p in module.parameters())
         self._arrived: set[int] = set()  # identities of parameters
@@ -46,16 +49,20 @@ class TrainingWatch:
         TrainingWatch.ACTIVE = (*_alive(), weakref.ref(self))
 
     def called(self) -> None:
-        """Watch no longer, if this call of the module needs gradients. A capture needs them, too."""
-        if (self._handles or not self._over) and torch.is_grad_enabled():
-            self.stop()
+        """Count a call of the module that needs gradients. A capture needs them, too."""
+        if torch.is_grad_enabled():
+            self._calls += 1
+            self._unhook()
 
     def stop(self) -> None:
         """Watch no longer."""
+        self._unhook()
+        self._end()
+
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._end()
 
     def _end(self) -> None:
         """Report nothing any more. Hooks on parameters stay, since one of them may be what runs now."""
@@ -64,12 +71,18 @@ class TrainingWatch:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Report if an optimizer has stepped parameters of the module by their gradients."""
+        if self._calls:
+            calls, self._seen[optimizer] = self._seen.get(optimizer), self._calls
+            if calls != self._calls:
+                return
         module = self._module()
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         if module is None or not _has_any(module, stepped):
             return
-        if self._has_earlier_gradients:
+        if self._has_earlier_gradients and not self._calls:
             self._has_earlier_gradients = False
+            return
+        if self._calls and not _any_gradient(module, stepped):
             return
         self._end()
         self._report(_names(module, stepped))
@@ -77,7 +90,7 @@ class TrainingWatch:
     def arrived(self, parameter: nn.Parameter) -> None:
         """Report if a parameter gets a gradient once more."""
         module = self._module()
-        if self._over or module is None:
+        if self._over or self._calls or module is None:
             return
         if id(parameter) not in self._arrived:
             self._arrived.add(id(parameter))
@@ -96,6 +109,14 @@ def _names(module: nn.Module, parameters: set[int]) -> list[str]:
 
 def _has_any(module: nn.Module, parameters: set[int]) -> bool:
     return any(id(p) in parameters for p in module.parameters())
+
+
+def _any_gradient(module: nn.Module, parameters: set[int]) -> bool:
+    """Whether a gradient is not only zeros, as those of a part are that the step did not need."""
+    gradients = [p.grad for p in module.parameters() if id(p) in parameters and p.grad is not None]
+    # Of a distributed tensor this rank's share, since the others may not ask.
+    local = (g.to_local() if hasattr(g, "to_local") else g for g in gradients)
+    return any(g.is_sparse or bool(g.any()) for g in local)
 
 
 def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -187,9 +187,14 @@ def planned(model: nn.Module) -> BudgetedModule | None:
     found = _planned_itself(model)
     if found is not None or in_place.state_of(model) is not None:
         return found
-    limited = [m for m in model.modules() if isinstance(m, BudgetedModule) or in_place.state_of(m)]
-    inside = list({id(in_place.unwrapped(each)): each for each in limited}.values())
+    inside = limited_in(model)
     return _planned_itself(inside[0]) if len(inside) == 1 else None
+
+
+def limited_in(model: nn.Module) -> list[nn.Module]:
+    """The modules in a model, itself included, that have a memory limit."""
+    limited = [m for m in model.modules() if isinstance(m, BudgetedModule) or in_place.state_of(m)]
+    return list({id(in_place.unwrapped(each)): each for each in limited}.values())
 
 
 def _planned_itself(model: nn.Module) -> BudgetedModule | None:

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from remat_facade.entrypoints.keywords import LimitKeywords
-from remat_facade.entrypoints.limit_memory import BUDGET, check_limit, limit_memory, planned
+from remat_facade.entrypoints.limit_memory import BUDGET, check_limit, limit_memory, limited_in, planned
 from remat_facade.errors import BadModel
 from remat_facade.integrations.extras import from_extra
 from remat_facade.integrations.named_module import check_name, module_named
@@ -63,9 +63,18 @@ class MemoryLimit(Callback):  # type: ignore[misc]
             logger.log_metrics(plan_figures(self.limited), step=trainer.global_step)
 
 
+class _LimitOfEnvironment(MemoryLimit):
+    """Leaves a `LightningModule` alone in which something has a limit, by the script or another callback."""
+
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Limit the module if nothing of it has a limit, but for one by this callback in an earlier fit."""
+        if all(module is self.limited for module in limited_in(pl_module)):
+            super().on_fit_start(trainer, pl_module)
+
+
 def callbacks_of_environment() -> list[Callback]:
     """What Lightning adds to every trainer: the callback, if the environment has a budget."""
-    return [MemoryLimit()] if os.environ.get(BUDGET) else []
+    return [_LimitOfEnvironment()] if os.environ.get(BUDGET) else []
 
 
 def _only_trained(module: nn.Module) -> str:
