@@ -131,10 +131,12 @@ def test_it_is_what_it_was_to_others(options: dict[str, Any]) -> None:
 
 
 def test_saved_as_the_original(options: dict[str, Any]) -> None:
+    """A warning says once that the limit does not come along."""
     model = limit_memory(network(), "50%", **options)
     model(batch()).backward()
     file = io.BytesIO()
-    torch.save(model, file)
+    with pytest.warns(RematWarning, match="pickled or copied without its limit; call limit_memory on"):
+        torch.save(model, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     assert type(loaded) is Network

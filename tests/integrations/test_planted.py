@@ -17,7 +17,7 @@ from benchmarks.integrations.hf_trainer import trainer_of
 from benchmarks.integrations.peft_adapters import adapted
 from benchmarks.integrations.scenario import Run
 from benchmarks.integrations.tiny import batches, llama, tool
-from benchmarks.integrations.trl_trainers import sft
+from benchmarks.integrations.trl_trainers import dpo, sft
 from remat_executor import CaptureError, RematWarning
 from remat_facade import BadModel, limit_memory, planned
 from remat_graph import BadBudget, Roofline
@@ -137,6 +137,24 @@ def test_adapters_put_into_a_model_that_is_planned(run: Run) -> None:
             loss_of(found[-1])
     assert_equal_gradients(*found)
     assert planned(ours).runs == {"planned": 2, "replanned": 1}
+
+
+def test_dpo_puts_adapters_into_a_limited_model(run: Run) -> None:
+    """It makes another model of what it was given: the plan follows."""
+    config = tool("peft").LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM")
+    losses, models = [], []
+    for limited in (False, True):
+        torch.manual_seed(0)
+        models.append(llama())
+        if limited:
+            limit_memory(models[-1], "60%", reserve_nbytes=128 << 10, **run.line)
+        trainer = dpo(run, models[-1], max_steps=2, trainer={"peft_config": config})
+        torch.manual_seed(1)
+        trainer.train()
+        losses.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
+    assert len(losses[0]) == 2
+    assert losses[0] == losses[1]
+    assert planned(models[1]).runs["planned"] == 2
 
 
 def test_a_compiled_model_warns(run: Run) -> None:

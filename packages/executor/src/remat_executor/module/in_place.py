@@ -254,14 +254,19 @@ def _subclass(state: InPlaceState) -> type:
         "_compiled_call_impl": property(lambda _: None),
         "compile": lambda _, *args, **kwargs: state.warn_once(f"is not compiled: {COMPILED}"),
         "__deepcopy__": _deepcopy,
-        # It is saved as an object of its own class. Later protocols insist on the class that it has.
-        "__reduce_ex__": lambda _, protocol: state.original.__reduce_ex__(min(protocol, 1)),
+        "__reduce_ex__": lambda _, protocol: _reduced(state, protocol),
         "_replicate_for_data_parallel": _no_replicas,
     }
     if calls_itself(state.original):
         # The forward calls the original's `__call__`.
         body["__call__"] = lambda self, *args, **kwargs: self.forward(*args, **kwargs)
     return types.new_class(kind.__name__, (kind,), exec_body=lambda namespace: namespace.update(body))
+
+
+def _reduced(state: InPlaceState, protocol: int) -> Any:
+    """For a file or another process: an object of the module's own class."""
+    state.warn_once("is pickled or copied without its limit; call limit_memory on what is loaded, too")
+    return state.original.__reduce_ex__(min(protocol, 1))  # later ones insist on the class that it has
 
 
 def _deepcopy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
