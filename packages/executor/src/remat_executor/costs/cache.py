@@ -7,7 +7,7 @@ warning. A checksum protects the file, since nobody could see that a workspace o
 
 A save reads the file again, adds to it, and replaces it by renaming, so a reader never sees half a file. If
 two processes save at the same moment, one may lose its additions; it measures them again next time. A file
-keeps the newest costs, of some hundred models, so that reading it always takes less than a second.
+keeps the newest entries, those of some hundred models, and so is read in less than a second.
 """
 
 import math
