@@ -134,7 +134,7 @@ def test_a_checkpoint_is_resumed_and_loads_plainly(tmp_path: Path) -> None:
 
 def test_trackers_get_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights & Biases by its run, if one is active."""
-    given: dict[str, float] = {}
+    given: dict[str, Any] = {}
     run = types.SimpleNamespace(summary=given)
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
     ours = callback(tmp_path)
@@ -145,6 +145,7 @@ def test_trackers_get_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = planned(model)
     assert found is not None
     assert found.runs["planned"] == 2  # the second training keeps the plan
+    assert given["remat/plan"] == found.plan.summary()
 
 
 def test_wrong_arguments_are_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from benchmarks.integrations.hf_trainer import trainer_of
 from benchmarks.integrations.scenario import Run
 from benchmarks.integrations.tiny import llama, tool
 from remat_facade import planned
-from remat_facade.integrations.plan_report import plan_figures
+from remat_facade.integrations.plan_report import plan_figures, plan_text
 from remat_facade.integrations.tensorboard import latest_run
 
 ABSENT = "{} is in the environment `integrations` only"
@@ -60,6 +60,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert wandb.run is not None
         figures = plan_figures(model) | {"remat/calls_planned": 1.0}  # as it was after the first step
         assert {name: wandb.run.summary[name] for name in figures} == figures
+        assert wandb.run.summary["remat/plan"] == plan_text(model)
     finally:
         wandb.finish()
 

@@ -82,7 +82,7 @@ class RematCallback(TrainerCallback):  # type: ignore[misc]
             write_plan(args, text, figures, state.global_step)
         run = getattr(sys.modules.get("wandb"), "run", None)
         if run is not None:
-            run.summary.update(figures)
+            run.summary.update({**figures, "remat/plan": text})
 
 
 def offmate(
