@@ -8,10 +8,11 @@ More switches: cheap plans of all off, all on, one family on and one family off;
 and some that flips switches while it searches sequences (`local_search.joint`); the solver on the better of
 the two; and short annealing again, which flips switches of that plan. Where a cheap plan of all off fits, all
 off is planned as a graph without switches is, and another decision only if it is better by more than solves
-differ, so that a choice does not lose to none. On small graphs the solver also plans the whole families that
-may be better. Where nothing fits, it gets the decision that could need the least memory, then the one with
-the smallest peak. A solver that takes no `starts` plans all off, all on, one family on and one family off in
-the order of their bounds. The bound of the whole is that of the relaxed graph.
+differ, so that a choice does not lose to none. Whole families that may be better are planned by the solver as
+well: all of them on small graphs, two where the best plan is far from the bound. Where nothing fits, it gets
+the decision that could need the least memory, then the one with the smallest peak. A solver that takes no
+`starts` plans all off, all on, one family on and one family off in the order of their bounds. The bound of
+the whole is that of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -51,6 +52,8 @@ WALKS = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
 WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
+WIDE = 0.02  # above this ratio of base time between plan and bound, the solver plans whole families too
+MOST_FAMILIES = 2  # of them; each takes as long as the first solve
 GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
 
@@ -252,7 +255,9 @@ class _Decisions:
             if self.search.fitting or deadline.reached():
                 break
         if len(graph.ops) <= SMALL_OPS:
-            self.families()
+            self.families(len(self.search.found))
+        elif not self.closed(WIDE):
+            self.families(MOST_FAMILIES)
         self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
         return self.best(solution.stats, *peaks)
@@ -284,9 +289,9 @@ class _Decisions:
             self.search.take(start, part)
         self.report("candidates")
 
-    def closed(self) -> bool:
+    def closed(self, gap: float = GAP) -> bool:
         fitting = self.search.fitting
-        return bool(fitting) and fitting[0].time_s - self.lower_s <= GAP * self.graph.time_s
+        return bool(fitting) and fitting[0].time_s - self.lower_s <= gap * self.graph.time_s
 
     def report(self, method: str) -> None:
         if self.search.fitting:
@@ -315,25 +320,26 @@ class _Decisions:
                 return
             self.search.anneal_sequence(self.off, moves, hot, price, deadline)
 
-    def families(self) -> None:
-        """The solver's plans of the whole families that may still be better."""
+    def families(self, most: int) -> None:
+        """The solver's plans of the whole families that may still be better, of `most` at most."""
+        planned = len(self.planned)
         whole = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
         for one in sorted(filter(None, whole), key=self.search.rank):
-            if self.closed() or self.deadline.reached():
+            if self.closed() or self.deadline.reached() or len(self.planned) - planned >= most:
                 return
             if one.made.on in self.planned:
                 continue
             best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")
             if time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < best_s:
-                self.decided(one)
+                self.decided(one, anew=True)
 
-    def decided(self, one: DecidedOrder) -> Solution:
-        """The solver's plan of one decision, which is kept."""
+    def decided(self, one: DecidedOrder, *, anew: bool = False) -> Solution:
+        """The solver's plan of one decision, which is kept; `anew`: not from the plan so far."""
         self.planned.add(one.made.on)
         part = self.deadline.share(SOLVER_SHARE)
         part.on_progress = self.deadline.on_progress
         # All off is planned exactly as a graph without switches is.
-        starts = () if one is self.off else (tuple(one.order.tolist()),)
+        starts = () if anew or one is self.off else (tuple(one.order.tolist()),)
         chosen = attrs.evolve(self.solver, starts=starts)
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
         if solution.schedule is not None:
