@@ -137,6 +137,7 @@ def test_saved_as_the_original(options: dict[str, Any]) -> None:
     file = io.BytesIO()
     with pytest.warns(RematWarning, match="pickled or copied without its limit; call limit_memory on"):
         torch.save(model, file)
+    torch.save(model, io.BytesIO())  # another warning would be an error
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     assert type(loaded) is Network

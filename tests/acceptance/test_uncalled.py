@@ -115,6 +115,33 @@ def test_a_step_that_does_not_need_it_is_no_training() -> None:
     assert warnings_of(model, taking_turns, steps=5, optimizer=optimizer) == []
 
 
+def test_an_optimizer_whose_step_calls_that_of_its_base() -> None:
+    """Torch then calls its hooks twice for one step."""
+
+    class Own(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    torch.optim.Adam([nn.Parameter(torch.ones(1))])  # makes torch call hooks in the step of the base too
+    model = limit_memory(Net(), "1MiB", **OPTIONS)
+    assert warnings_of(model, model, optimizer=Own(model.parameters())) == []
+    assert len(warnings_of(model, model.training_step, optimizer=Own(model.parameters()))) == 1
+
+
+def test_models_that_share_parameters_take_turns() -> None:
+    """After a step of both, each trains the shared part and one head."""
+    models = [limit_memory(Net(), "1MiB", **OPTIONS) for _ in range(2)]
+    models[1].body = models[0].body
+    calls = iter([models, models[:1], models[1:], models[:1]])
+
+    def taking_turns(x: Tensor) -> Tensor:
+        losses = [model(x) for model in next(calls)]
+        return torch.stack(losses).sum()
+
+    shared = list({p: None for model in models for p in model.parameters()})
+    assert warnings_of(models[0], taking_turns, steps=4, optimizer=torch.optim.SGD(shared, lr=1e-3)) == []
+
+
 def test_an_optimizer_that_is_not_torchs() -> None:
     """It is not seen; that gradients come again and again is."""
     model = limit_memory(Net(), "1MiB", **OPTIONS)

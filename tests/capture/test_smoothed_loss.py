@@ -77,6 +77,22 @@ def test_other_shares_need_no_more_than_what_is_measured() -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_another_sum_of_weights_is_left_alone() -> None:
+    """A loss of the user's own adds zeros, if that is what it says."""
+
+    class Own(Smoothed):
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            ignored = labels == IGNORED
+            weights = self.weight.gather(0, labels.masked_fill(ignored, 0)).masked_fill(ignored, 0)
+            return self.scores(x).square().sum() / weights.sum()
+
+    torch.manual_seed(0)
+    model, x, labels = Own(nn.Linear(8, CLASSES)), torch.randn(1000, 8), batch((1000,), 0.5, 1)
+    planned = PlannedModule(copy.deepcopy(model), (x, labels), {}, save_all)
+    assert torch.equal(model(x, labels), planned(x, labels))
+    assert not any("sum_of_weights" in op.name for op in planned.graph.ops)
+
+
 def test_a_compiler_gets_calls_that_it_can_trace() -> None:
     """The size of what is selected depends on data."""
     graph = torch.fx.Graph()

@@ -193,7 +193,8 @@ def test_a_producer_that_refuses() -> None:
 
 
 @pytest.mark.parametrize("kept_if_true", [False, True])
-def test_a_mask_that_keeps_indices_in_range(kept_if_true: bool) -> None:
+@pytest.mark.parametrize("masks", [1, 2])
+def test_a_mask_that_keeps_indices_in_range(masks: int, kept_if_true: bool) -> None:
     """A kernel that refuses what a random mask lets through gets what the model's own mask lets through.
 
     So does `CrossEntropyLoss` with class weights, label smoothing and ignored labels.
@@ -201,6 +202,8 @@ def test_a_mask_that_keeps_indices_in_range(kept_if_true: bool) -> None:
 
     def gathered(weight: Tensor, labels: Tensor) -> Tensor:
         valid = labels >= 0
+        if masks == 2:
+            valid = valid & (labels != -100)
         inside = torch.where(valid, labels, 0) if kept_if_true else labels.masked_fill(~valid, 0)
         return weight.gather(0, inside).exp()
 

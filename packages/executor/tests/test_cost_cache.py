@@ -173,8 +173,11 @@ def test_an_edited_file_is_ignored(tmp_path: Path, was: str, now: str) -> None:
 def test_what_nobody_would_believe_is_not_kept(tmp_path: Path) -> None:
     """A machine that slept while it measured has no cost of an hour; the others of that save are kept."""
     slept = MeasuredCost(time_s=1e5, workspace_nbytes=0, output_nbytes=0)
-    CostCache(folder=tmp_path).add({"a": slept, "b": COST})
+    cache = CostCache(folder=tmp_path)
+    cache.add({"a": slept, "b": COST})
     assert {"b": COST} == CostCache(folder=tmp_path).get(["a", "b"])
+    cache.add({"c": COST})
+    assert {"b": COST, "c": COST} == CostCache(folder=tmp_path).get(["a", "b", "c"])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")

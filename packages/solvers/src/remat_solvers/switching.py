@@ -256,7 +256,7 @@ class _Decisions:
                 break
         if len(graph.ops) <= SMALL_OPS:
             self.families(len(self.search.found))
-        elif not self.closed(WIDE):
+        elif self.search.fitting and not self.closed(WIDE):
             self.families(MOST_FAMILIES)
         self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]

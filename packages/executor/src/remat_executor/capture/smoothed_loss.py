@@ -41,7 +41,7 @@ def use_eager_sums(graph: torch.fx.Graph) -> None:
 
 
 def _weights_of_labels(node: Node) -> tuple[Node, Node, Node] | None:
-    """The weights, the labels and which are ignored; None if it is another sum."""
+    """The weights, the labels and which are ignored; None if it is another sum, as of the user's own loss."""
     if len(node.args) != 1 or node.kwargs:
         return None
     gathered = _filled(args_of(node)[0])
@@ -51,7 +51,25 @@ def _weights_of_labels(node: Node) -> tuple[Node, Node, Node] | None:
     labels = _filled(_source(inside))
     if dim != 0 or labels is None or _source(labels[1]) is not _source(gathered[1]):
         return None
-    return weight, labels[0], labels[1]
+    found = weight, labels[0], labels[1]
+    return found if any(_is_mean(user, node, found) for user in node.users) else None
+
+
+def _is_mean(user: Node, total: Node, found: tuple[Node, Node, Node]) -> bool:
+    """Whether a call divides what `cross_entropy` adds to the loss of the same labels by their weights."""
+    if user.target is not aten.div.Tensor or args_of(user)[1] is not total:
+        return False
+    summed = args_of(user)[0]
+    kept = _filled(args_of(summed)[0]) if summed.target is aten.sum.default else None
+    if kept is None or kept[1] is not found[2] or kept[0].target is not aten.neg.default:
+        return False
+    of_rows = args_of(kept[0])[0]
+    weighted = args_of(of_rows)[0] if of_rows.target is aten.sum.dim_IntList else None
+    if weighted is None or weighted.target is not aten.mul.Tensor:
+        return False
+    losses = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+    readers = [each for each in args_of(weighted)[0].users if each.target in losses]
+    return any(args_of(each)[1:3] == (found[1], found[0]) for each in readers)
 
 
 def _filled(node: Node) -> tuple[Node, Node] | None:

@@ -181,7 +181,10 @@ class Arguments:
             if _integer(value) and _integer(base.meta["val"]):
                 return self.view(node, base, self.integer(base, deep, integers))
             if deep:
-                results = self.results(_op_of(base), reads_opaque_bytes(_op_of(base).target), integers)
+                op = _op_of(base)
+                # A mask may be made of others, and all of them random would let everything through.
+                producers = reads_opaque_bytes(op.target) or _mask(value)
+                results = self.results(op, producers, integers)
                 return self.view(node, base, _of_results(base, results))
         if isinstance(value, Tensor):
             return _random_like(value)
@@ -245,6 +248,10 @@ def _integer(value: object) -> bool:
     if not isinstance(value, Tensor) or value.dtype is torch.bool:
         return False
     return not (value.is_floating_point() or value.is_complex())
+
+
+def _mask(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype is torch.bool
 
 
 def _integers_among(results: Any) -> Any:

@@ -96,7 +96,7 @@ class CostCache:
         known = {**self._costs.get(path, {}), **self._read(path)}
         self._costs[path] = known | added
         if self._may_write:
-            kept = known | {key: numbers for key, numbers in added.items() if believable(numbers)}
+            kept = {key: numbers for key, numbers in self._costs[path].items() if believable(numbers)}
             newest = dict(islice(kept.items(), max(0, len(kept) - _MOST_COSTS), None))
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+@attrs.frozen(eq=False)
+class _Step:
+    """A step of an optimizer: the calls before it, and by parameter the gradients, not kept alive."""
+
+    calls: int
+    gradients: dict[int, "weakref.ref[Tensor]"]
 
 
 class TrainingWatch:
@@ -35,8 +44,8 @@ class TrainingWatch:
         self._report = report
         self._over = False
         self._calls = 0
-        # How many calls there were at the last step of each optimizer.
-        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        # Of each optimizer, the calls before its last step and the gradients that it applied, by parameter.
+        self._last: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Step] = weakref.WeakKeyDictionary()
         # Those of an earlier call, which the next step applies.
         self._has_earlier_gradients = any(p.grad is not None for p in module.parameters())
         self._arrived: set[int] = set()  # identities of parameters
@@ -71,18 +80,24 @@ class TrainingWatch:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Report if an optimizer has stepped parameters of the module by their gradients."""
-        if self._calls:
-            calls, self._seen[optimizer] = self._seen.get(optimizer), self._calls
-            if calls != self._calls:
-                return
         module = self._module()
-        stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        applied = {id(p): p.grad for group in optimizer.param_groups for p in group["params"]}
+        stepped = {key for key, gradient in applied.items() if gradient is not None}
         if module is None or not _has_any(module, stepped):
             return
-        if self._has_earlier_gradients and not self._calls:
+        if self._calls:
+            last = self._last.get(optimizer)
+            if last is None or last.calls != self._calls:
+                own = {id(p) for p in module.parameters()} & stepped
+                gradients = {key: weakref.ref(applied[key]) for key in own}
+                self._last[optimizer] = _Step(calls=self._calls, gradients=gradients)
+                return
+            # The same gradients, if torch calls its hook twice for a step; a part of them, if another module
+            # with some of these parameters trains.
+            if any(applied.get(key) is None or applied[key] is old() for key, old in last.gradients.items()):
+                return
+        elif self._has_earlier_gradients:
             self._has_earlier_gradients = False
-            return
-        if self._calls and not _any_gradient(module, stepped):
             return
         self._end()
         self._report(_names(module, stepped))
@@ -109,14 +124,6 @@ def _names(module: nn.Module, parameters: set[int]) -> list[str]:
 
 def _has_any(module: nn.Module, parameters: set[int]) -> bool:
     return any(id(p) in parameters for p in module.parameters())
-
-
-def _any_gradient(module: nn.Module, parameters: set[int]) -> bool:
-    """Whether a gradient is not only zeros, as those of a part are that the step did not need."""
-    gradients = [p.grad for p in module.parameters() if id(p) in parameters and p.grad is not None]
-    # Of a distributed tensor this rank's share, since the others may not ask.
-    local = (g.to_local() if hasattr(g, "to_local") else g for g in gradients)
-    return any(g.is_sparse or bool(g.any()) for g in local)
 
 
 def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

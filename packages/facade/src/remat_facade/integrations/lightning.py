@@ -67,8 +67,9 @@ class _LimitOfEnvironment(MemoryLimit):
     """Leaves a `LightningModule` alone in which something has a limit, by the script or another callback."""
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Limit the module if nothing of it has a limit, but for one by this callback in an earlier fit."""
-        if all(module is self.limited for module in limited_in(pl_module)):
+        """Limit the module if nothing of it has or gets a limit, but for one by this in an earlier fit."""
+        others = any(isinstance(each, MemoryLimit) and each is not self for each in trainer.callbacks)
+        if not others and all(module is self.limited for module in limited_in(pl_module)):
             super().on_fit_start(trainer, pl_module)
 
 
