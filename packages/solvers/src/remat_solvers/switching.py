@@ -331,15 +331,15 @@ class _Decisions:
                 continue
             best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")
             if time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < best_s:
-                self.decided(one, anew=True)
+                self.decided(one, afresh=True)
 
-    def decided(self, one: DecidedOrder, *, anew: bool = False) -> Solution:
-        """The solver's plan of one decision, which is kept; `anew`: not from the plan so far."""
+    def decided(self, one: DecidedOrder, *, afresh: bool = False) -> Solution:
+        """The solver's plan of one decision, which is kept; not from that found so far if `afresh`."""
         self.planned.add(one.made.on)
         part = self.deadline.share(SOLVER_SHARE)
         part.on_progress = self.deadline.on_progress
         # All off is planned exactly as a graph without switches is.
-        starts = () if anew or one is self.off else (tuple(one.order.tolist()),)
+        starts = () if afresh or one is self.off else (tuple(one.order.tolist()),)
         chosen = attrs.evolve(self.solver, starts=starts)
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
         if solution.schedule is not None:
