@@ -15,11 +15,12 @@ from tests.helpers.example import run
     [
         pytest.param("plain", (), "60%", marks=pytest.mark.full),
         pytest.param("accelerated", (), "60%", marks=pytest.mark.full),
-        ("accelerated", ("--prepared",), "60%"),
+        pytest.param("accelerated", ("--prepared",), "60%", marks=pytest.mark.full),
         ("trainer", (), "60%"),
         ("offloaded", (), "60%"),
         ("with_lightning", (), "60%"),
-        ("sft", (), "80MiB"),  # the loss's own buffer takes 63 MiB, with and without a plan
+        # The loss's own buffer takes 63 MiB, with and without a plan.
+        pytest.param("sft", (), "80MiB", marks=pytest.mark.full),
     ],
 )
 def test_one_line_changes_nothing_but_the_memory(

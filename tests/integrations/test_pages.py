@@ -22,7 +22,7 @@ SCRIPTS = {
 }
 EXTRA = ("lightning", "timm", "diffusers", "ignite", "fastai", "torchtitan")
 """Pages on what only the environment `integrations` has."""
-LONG = {"accelerate-1", "peft-1", "trl-2"}
+LONG = {"accelerate-1", "peft-1", "transformers-1", "trl-1", "trl-2"}
 """Run by `hatch run integrations` and `hatch run test-all`; the others show the same ways in."""
 
 

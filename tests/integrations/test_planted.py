@@ -139,6 +139,7 @@ def test_adapters_put_into_a_model_that_is_planned(run: Run) -> None:
     assert planned(ours).runs == {"planned": 2, "replanned": 1}
 
 
+@pytest.mark.full  # the other trainers' cases run in the CI cut
 def test_dpo_puts_adapters_into_a_limited_model(run: Run) -> None:
     """It makes another model of what it was given: the plan follows."""
     config = tool("peft").LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM")
