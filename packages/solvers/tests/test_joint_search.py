@@ -1,6 +1,7 @@
 """Decisions of switches and sequences are searched together, and the referee accepts whatever is found."""
 
 from itertools import chain, combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,32 @@ def test_a_choice_does_not_lose_to_none(seed: int, monkeypatch: pytest.MonkeyPat
     assert found.time_s is not None
     assert found.time_s <= none.time_s
     assert found.lower_bound_s <= found.time_s
+
+
+def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some, and none where the plan is near its bound."""
+    monkeypatch.setattr(switching, "SMALL_OPS", 0)
+    solved: list[frozenset[str]] = []
+    decided = switching._Decisions.decided
+
+    def counted(self: Any, one: Any, **options: Any) -> Any:
+        solved.append(one.made.on)
+        return decided(self, one, **options)
+
+    monkeypatch.setattr(switching._Decisions, "decided", counted)
+    most = 0
+    for seed in range(4):
+        graph = switched(seed, ops=16)
+        off = specialize(graph, ()).graph
+        budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
+        for wide in (float("inf"), 0.0):
+            monkeypatch.setattr(switching, "WIDE", wide)
+            solved.clear()
+            solve_switches(AUTO, Problem(graph, budget))
+            assert len(solved) == len(set(solved))
+            assert len(solved) <= (1 if wide else 1 + switching.MOST_FAMILIES)
+            most = max(most, len(solved))
+    assert most > 1
 
 
 @pytest.mark.parametrize("seed", range(10))

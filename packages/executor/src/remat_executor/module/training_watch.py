@@ -2,7 +2,8 @@
 
 A limit bounds what a module's forward and its backward allocate. If training calls the module's parts, or
 other methods that call them, it bounds nothing. An optimizer that steps the module's parameters shows this:
-no call that needs gradients came before its first step, or between two of its steps. Optimizers that do not
+no call that needs gradients came before its first step, or between two of its steps with other gradients (not
+so if they are set to zero and not to None). Optimizers that do not
 derive from torch's are not seen, but before the first call the gradients are: no parameter gets its gradient
 twice. (Once it may, by a penalty on the weights that is differentiated before the first call.)
 """
