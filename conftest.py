@@ -4,6 +4,7 @@ The sdist of each package holds this file too. Some of them have no torch, and n
 """
 
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Iterator
 
@@ -24,6 +25,13 @@ with contextlib.suppress(ImportError):
     from tests.helpers.generators import lanes_watched
 
     watch = lanes_watched
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collection() -> None:
+    """What is there before a file's tests, libraries above all, is searched for garbage once."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 For each row: three training steps beside the unplanned model, compared to the bit; the peak by the meter and
 by the allocator, with ``.grad`` None and there already, against the budget and the predictions. Exits with 1
-if a row breaks a rule that `EXCEPTIONS` does not list with its cause.
+if a row breaks a rule that `EXCEPTIONS` does not list with its cause, or if no plan of all models uses a family
+of exact ways.
 
     python benchmarks/exact.py [MODEL ...] [--budgets smallest,40%,70%,100%] [--time-limit 5] [--json FILE]
 
@@ -37,8 +38,9 @@ from remat_graph.budget import gradient_nbytes
 from remat_graph.switches.specialize import family_of
 from remat_solvers import min_budget
 from tests.helpers.acceptance import as_it_is, broken_rules, compare, whole_step
-from tests.helpers.models import CASES, ModelCase
+from tests.helpers.models import CASES, LARGE_CASES, ModelCase, get_case
 from tests.helpers.ranks import Ranks
+from tests.ways.fuzz import FAMILIES
 
 BUDGETS = ("smallest", "40%", "70%", "100%")
 MIB = 1 << 20
@@ -83,7 +85,7 @@ class Setting:
 
 def run(rank: int, name: str, label: str, budget: int | str, setting: Setting) -> dict[str, Any]:
     """One row, of one rank."""
-    case = next(case for case in CASES if case.name == name)
+    case = get_case(name)
     began_s = time.perf_counter()
     built: list[float] = []
 
@@ -216,7 +218,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="processes that train together")
     parser.add_argument("--json", type=Path, help="write the rows here as well, after each model")
     options = parser.parse_args()
-    cases = [case for case in CASES if not options.models or case.name in options.models]
+    cases = [case for case in (*CASES, *LARGE_CASES) if not options.models or case.name in options.models]
     torch.set_num_threads(1)  # the models are small, and two threads on a busy machine run slower than one
     rows: list[dict[str, Any]] = []
     print(HEADER, flush=True)
@@ -245,7 +247,10 @@ def main() -> int:
     print(f"\nplans with ways of a family: {counts or 'none'}")
     print(f"{len(rows)} rows of {len(cases)} models; smallest budget at 40 % or less: {len(small)} models")
     print(f"{len(bad)} rules broken" + (f": {bad}" if bad else ""))
-    return int(bool(bad) or (not options.models and len(small) < SMALL_ENOUGH))
+    unused = [] if options.models else [name for name in FAMILIES if name not in used]
+    if unused:
+        print(f"no plan uses ways of {', '.join(unused)}")
+    return int(bool(bad or unused) or (not options.models and len(small) < SMALL_ENOUGH))
 
 
 if __name__ == "__main__":

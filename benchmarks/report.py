@@ -57,9 +57,9 @@ def accepted(data: dict[str, Any]) -> Iterator[str]:
         rank = f" (rank {row['rank']})" if "rank" in row else ""
         start = [row["model"], row["budget"] + rank]
         if row.get("infeasible"):
-            rows.append([*start, f"infeasible: smallest {row['smallest_share']:.0%}", *[""] * 10])
+            rows.append([*start, f"infeasible: smallest {row['smallest_share']:.0%}", *[""] * 11])
         elif "error" in row:
-            rows.append([*start, f"failed: {row['error']}", *[""] * 10])
+            rows.append([*start, f"failed: {row['error']}", *[""] * 11])
         else:
             broken = "; ".join(row["broken"].values())
             rows.append(
@@ -75,6 +75,7 @@ def accepted(data: dict[str, Any]) -> Iterator[str]:
                     str(row["repeats"]),
                     str(row.get("parts", "")),
                     f"{percent(row['overhead'])} ({percent(row['lower_bound'])})",
+                    ", ".join(f"{family} {count}" for family, count in sorted(row.get("ways", {}).items())),
                     broken,
                 ]
             )
@@ -82,7 +83,7 @@ def accepted(data: dict[str, Any]) -> Iterator[str]:
         "model, budget, MiB, meter, predicted, allocator, predicted, accumulating (eager), exact, repeats, "
         "parts"
     )
-    yield from table([*header.split(", "), "overhead (bound)", "what fell short"], rows)
+    yield from table([*header.split(", "), "overhead (bound)", "ways", "what fell short"], rows)
 
 
 def solvers(data: dict[str, Any]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def smallest_budget(case: ModelCase, cache: Path) -> int:
     return caught.value.smallest_nbytes
 
 
-@pytest.mark.parametrize("case", CI_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CUT)
 @pytest.mark.parametrize("budget", ["smallest", "70%"])
 def test_planned_training_is_exact_and_within_its_budget(
     case: ModelCase, budget: int | str, cache: Path

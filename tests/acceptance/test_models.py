@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tests.helpers.models import CASES, CI_CASES, ModelCase, get_case
+from tests.helpers.models import CASES, CI_CASES, LARGE_CASES, ModelCase, get_case
 
-_CASES = [case if case.ci else pytest.param(case, marks=pytest.mark.full) for case in CASES]
+_CASES = [
+    case if case.ci else pytest.param(case, marks=pytest.mark.full) for case in (*CASES, *LARGE_CASES)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def _same(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def test_names_are_unique_and_the_quick_cut_is_six_diverse_cases() -> None:
-    names = [case.name for case in CASES]
+    names = [case.name for case in (*CASES, *LARGE_CASES)]
     assert len(set(names)) == len(names)
     assert len(CI_CASES) == 6
     assert {case.family for case in CI_CASES} == {"transformers", "torchvision", "own"}

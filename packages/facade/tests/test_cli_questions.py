@@ -121,14 +121,14 @@ def test_the_largest_batch_of_a_model(
     target = f"{factory}:make"
     assert main(["max-batch", target, "--budget", "200KiB", "--max-overhead", "0"]) == 0
     unplanned = capsys.readouterr().out
-    assert main(["max-batch", target, "--budget", "200KiB", "--time-limit", "5"]) == 0
+    assert main(["max-batch", target, "--budget", "200KiB", "--time-limit", "2"]) == 0
     planned = capsys.readouterr().out
 
     def batch(out: str) -> int:
         return int(next(line for line in out.splitlines() if "largest batch" in line).split()[-1])
 
     assert 0 < batch(unplanned) < batch(planned)
-    words = ["--budget", "200KiB", "--time-limit", "5", "--gradients", "present"]
+    words = ["--budget", "200KiB", "--time-limit", "2", "--gradients", "present"]
     assert main(["max-batch", target, *words]) == 0
     assert batch(planned) < batch(capsys.readouterr().out)
     assert main(["max-batch", target, "--budget", "1KiB"]) == 1

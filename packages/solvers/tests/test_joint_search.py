@@ -136,11 +136,11 @@ def test_a_choice_does_not_lose_to_none(seed: int, monkeypatch: pytest.MonkeyPat
 def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some, and none where the plan is near its bound."""
     monkeypatch.setattr(switching, "SMALL_OPS", 0)
-    solved: list[frozenset[str]] = []
+    solved: list[tuple[frozenset[str], bool]] = []
     decided = switching._Decisions.decided
 
     def counted(self: Any, one: Any, **options: Any) -> Any:
-        solved.append(one.made.on)
+        solved.append((one.made.on, "afresh" in options))
         return decided(self, one, **options)
 
     monkeypatch.setattr(switching._Decisions, "decided", counted)
@@ -150,7 +150,7 @@ def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.M
         off = specialize(graph, ()).graph
         budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
         for wide in (float("inf"), 0.0):
-            monkeypatch.setattr(switching, "WIDE", wide)
+            monkeypatch.setattr(switching, "MEDIUM_GAP", wide)
             solved.clear()
             solve_switches(AUTO, Problem(graph, budget))
             assert len(solved) == len(set(solved))

@@ -18,11 +18,12 @@ transformers and torchvision are imported by the cases that need them, when they
 from tests.helpers.models.case import ModelCase
 from tests.helpers.models.imports import import_torchvision, import_transformers
 from tests.helpers.models.networks import Block
-from tests.helpers.models.registry import CASES, CI_CASES, get_case
+from tests.helpers.models.registry import CASES, CI_CASES, LARGE_CASES, get_case
 
 __all__ = [
     "CASES",
     "CI_CASES",
+    "LARGE_CASES",
     "Block",
     "ModelCase",
     "get_case",

@@ -76,6 +76,22 @@ class LSTMLanguageModel(nn.Module):
         return F.cross_entropy(self.head(hidden)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
+class ConvNet(nn.Module):
+    """Four convolutions with batch norm and relu, then pooling and a linear classifier; returns its loss."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs in (3, width, width, width):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.classifier = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = self.classifier(self.features(images))
+        return F.cross_entropy(scores, torch.arange(len(images), device=images.device) % 10)
+
+
 def sequential() -> nn.Module:
     layers: list[nn.Module] = []
     widths = [3, 16, 16, 32, 32, 48, 48]

@@ -18,6 +18,7 @@ from tests.helpers.models.corners import (
 )
 from tests.helpers.models.networks import (
     AlreadyCheckpointed,
+    ConvNet,
     Diffusion,
     FourierOperator,
     FrozenBackbone,
@@ -32,6 +33,7 @@ from tests.helpers.models.samples import images_and_target, normal, padded_token
 from tests.helpers.models.text_and_speech import (
     DECODER,
     ENCODER,
+    LARGE_DECODER,
     T5,
     VIT,
     WHISPER,
@@ -238,12 +240,30 @@ CASES: tuple[ModelCase, ...] = (
 )
 
 
+# Tensors of several megabytes, with which the ways that work in chunks begin. Too slow for every test.
+LARGE_CASES: tuple[ModelCase, ...] = (
+    _transformers(
+        name="large_vocabulary",
+        make=transformer("GPT2LMHeadModel", **DECODER | LARGE_DECODER, bos_token_id=0, eos_token_id=0),
+        sample=tokens(8, 256, LARGE_DECODER["vocab_size"]),
+        note="logits of 32 MiB are most of the step; the activation of each MLP is a chain of 4 MiB",
+    ),
+    _own(
+        name="large_images",
+        make=lambda: ConvNet(32),
+        sample=normal(16, 3, 64, 64),
+        loss=returned_loss,
+        note="batch norms, whose backwards need three tensors of 8 MiB",
+    ),
+)
+
+
 CI_CASES: tuple[ModelCase, ...] = tuple(case for case in CASES if case.ci)
 
 
 def get_case(name: str) -> ModelCase:
     """The case called `name`."""
-    by_name = {case.name: case for case in CASES}
+    by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
     if name not in by_name:
         raise KeyError(f"no model case {name!r}; there are {', '.join(by_name)}")
     return by_name[name]

@@ -21,6 +21,14 @@ DECODER = {
 }
 
 
+LARGE_DECODER = {
+    "vocab_size": 4096,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 256,
+}
+
+
 ENCODER = {
     "vocab_size": 128,
     "hidden_size": 64,

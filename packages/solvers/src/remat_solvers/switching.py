@@ -9,10 +9,10 @@ and some that flips switches while it searches sequences (`local_search.joint`);
 the two; and short annealing again, which flips switches of that plan. Where a cheap plan of all off fits, all
 off is planned as a graph without switches is, and another decision only if it is better by more than solves
 differ, so that a choice does not lose to none. Whole families that may be better are planned by the solver as
-well: all of them on small graphs, two where the best plan is far from the bound. Where nothing fits, it gets
-the decision that could need the least memory, then the one with the smallest peak. A solver that takes no
-`starts` plans all off, all on, one family on and one family off in the order of their bounds. The bound of
-the whole is that of the relaxed graph.
+well: all of them on small graphs, two where the best plan is far from the bound; how far depends on how long
+solves take. Where nothing fits, it gets the decision that could need the least memory, then the one with the
+smallest peak. A solver that takes no `starts` plans all off, all on, one family on and one family off in the
+order of their bounds. The bound of the whole is that of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -52,7 +52,9 @@ WALKS = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
 WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
-WIDE = 0.02  # above this ratio of base time between plan and bound, the solver plans whole families too
+MEDIUM_OPS = 200  # of graphs that are solved in a second or two
+# The solver plans whole families if plan and bound are further apart than this ratio of base time.
+MEDIUM_GAP, LARGE_GAP = 0.005, 0.02
 MOST_FAMILIES = 2  # of them; each takes as long as the first solve
 GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
@@ -224,7 +226,7 @@ class _Decisions:
         moves = getattr(solver, "moves", None)
         self.moves = default_moves(len(self.graph.ops)) if moves is None else moves
         self.lower_s = self.graph.time_s
-        self.planned: set[frozenset[str]] = set()  # decisions that the solver has had
+        self.planned: set[frozenset[str]] = set()  # decisions that the solver has had without a start
 
     def solve(self, start: Schedule | None) -> Solution:
         graph, budget, deadline = self.graph, self.budget_nbytes, self.deadline
@@ -256,7 +258,9 @@ class _Decisions:
                 break
         if len(graph.ops) <= SMALL_OPS:
             self.families(len(self.search.found))
-        elif self.search.fitting and not self.closed(WIDE):
+        elif self.search.fitting and not self.closed(
+            MEDIUM_GAP if len(graph.ops) <= MEDIUM_OPS else LARGE_GAP
+        ):
             self.families(MOST_FAMILIES)
         self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
@@ -335,11 +339,12 @@ class _Decisions:
 
     def decided(self, one: DecidedOrder, *, afresh: bool = False) -> Solution:
         """The solver's plan of one decision, which is kept; not from that found so far if `afresh`."""
-        self.planned.add(one.made.on)
         part = self.deadline.share(SOLVER_SHARE)
         part.on_progress = self.deadline.on_progress
         # All off is planned exactly as a graph without switches is.
         starts = () if afresh or one is self.off else (tuple(one.order.tolist()),)
+        if not starts:
+            self.planned.add(one.made.on)
         chosen = attrs.evolve(self.solver, starts=starts)
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
         if solution.schedule is not None:
