@@ -1,9 +1,9 @@
 """The whole acceptance: every model, at the smallest budget found, 40 %, 70 % and 100 %, judged and tabled.
 
-For each row: three training steps beside the unplanned model, compared to the bit; the peak by the meter and
-by the allocator, with ``.grad`` None and there already, against the budget and the predictions. Exits with 1
-if a row breaks a rule that `EXCEPTIONS` does not list with its cause, or if no plan of all models uses a family
-of exact ways.
+For each row: three training steps beside the unplanned model, compared to the bit; the peak by the meter
+and by the allocator, with ``.grad`` None and there already, against the budget and the predictions. Exits
+with 1 if a row breaks a rule that `EXCEPTIONS` does not list with its cause, or if no plan of all models
+uses a family of exact ways.
 
     python benchmarks/exact.py [MODEL ...] [--budgets smallest,40%,70%,100%] [--time-limit 5] [--json FILE]
 
