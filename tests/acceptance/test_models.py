@@ -13,9 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.helpers.models import CASES, CI_CASES, LARGE_CASES, ModelCase, get_case
 
-_CASES = [
-    case if case.ci else pytest.param(case, marks=pytest.mark.full) for case in (*CASES, *LARGE_CASES)
-]
+_CASES = [case if case.ci else pytest.param(case, marks=pytest.mark.full) for case in (*CASES, *LARGE_CASES)]
 
 
 @pytest.fixture(autouse=True)
