@@ -39,6 +39,7 @@ class Model:
         loss: of network and sample.
         blocks: what is checkpointed.
         onward: from what a block returned and what it was given to what its neighbour is given.
+        head: of network and sample: what the last linear layer is given, its weight, and the labels.
         branches: it computes something else (a few ulp) where it believes that it is being captured.
         promises: budget in MiB -> most percent of FLOPs recomputed; 0 stands for the peak of a checkpoint per
             block.
@@ -50,6 +51,7 @@ class Model:
     loss: Callable[[Any, Tensor], Tensor]
     blocks: Callable[[Any], list[nn.Module]]
     onward: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]] = hidden_first
+    head: Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     branches: bool = False
     promises: dict[int, float] = attrs.field(factory=dict)
 
@@ -73,6 +75,12 @@ def transformer_loss(network: Any, ids: Tensor) -> Tensor:
     """The loss that the model itself computes; the rest of what it returns goes at once."""
     loss: Tensor = network(input_ids=ids, labels=ids).loss
     return loss
+
+
+def gpt2_head(network: Any, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the last hidden state, the weight that makes them logits, and the next words."""
+    hidden = network.transformer(input_ids=ids).last_hidden_state
+    return hidden[:, :-1].flatten(0, 1), network.lm_head.weight, ids[:, 1:].flatten()
 
 
 def classifier_loss(network: Any, images: Tensor) -> Tensor:
@@ -237,6 +245,7 @@ MODELS = {
         sample=lambda: _tokens(50_257, batch=4),
         loss=transformer_loss,
         blocks=lambda network: list(network.transformer.h),
+        head=gpt2_head,
     ),
     "llama": Model(
         about="8 layers of 128, 4 heads, vocabulary 512, batch 8 x 128",

@@ -8,14 +8,17 @@ that returns its loss. Two peaks: with `.grad` None, where the gradients stay an
 there already. FLOPs are counted as they run, and so are the bytes of what operators make. Loss, gradients
 and buffers after one step are compared with eager's to the bit.
 
-Rows: eager; `torch.utils.checkpoint` around each block, and around each two neighbours; the same around each
-block, selective: what matrix products, convolutions and attention return is kept; torch's
+Rows: eager; `torch.utils.checkpoint` around each block, and around each two neighbours; the same around
+each block, selective: what matrix products, convolutions and attention return is kept; torch's
 `activation_memory_budget`, on the graph as captured ("torch 0.5") and on one taken apart by decompositions
-("torch 0.5 d"); remat at 70 to 20 % of what eager holds beyond its gradients, at the peak of each of them
-that recomputes, and at the budgets of our promises. remat plans on the platform `flops`, the currency of the
-others, and its budget binds both states of `.grad`; rows that say ".grad" are of plans with
-`gradients="present"`, at the peaks of the others in steps that find gradients, and run in such only. Here
-the budget covers what the meter sees: scratch inside kernels counts on neither side.
+("torch 0.5 d"); torch's `linear_cross_entropy`, which never holds the logits, alone and with a checkpoint
+per block, on models that have such a head; remat at 70 to 20 % of what eager holds beyond its gradients, at
+the peak of each of them that recomputes, and at the budgets of our promises. remat plans on the platform
+`flops`, the currency of the others, and its budget binds both states of `.grad`; rows that say ".grad" are
+of plans with `gradients="present"`, at the peaks of the others in steps that find gradients, and run in
+such only. Rows that say "rounding" have ways that round too, at the peaks of `linear_cross_entropy`, which
+rounds as well; the meter does not see into it, so peaks there are the allocator's, scratch included.
+Elsewhere the budget covers what the meter sees: scratch inside kernels counts on neither side.
 
 Last, Inductor alone and under remat's plans. The meter cannot see into compiled kernels, so these rows have
 no FLOPs, and their peak is the allocator's, scratch included; their budgets are shares of that reading, their
@@ -60,7 +63,7 @@ from remat_executor import MemoryMeter, PlannedModule, StepOverBudget, allocator
 from remat_executor.module.gradient_states import GradientsState
 from remat_facade import Hiremate
 from remat_facade.planning.planner import PLANNING_S
-from remat_graph import Grads, Graph, Plan, Schedule, get_platform, simulate
+from remat_graph import Grads, Graph, Op, Plan, Schedule, get_platform, simulate
 from remat_solvers import (
     Deadline,
     InfeasibleBudget,
@@ -152,6 +155,19 @@ def selective(model: Model, step: Step) -> Call:
         return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
     return per_block(model, step, context_fn=functools.partial(create_selective_checkpoint_contexts, policy))
+
+
+def fused_head(model: Model, step: Step) -> Call:
+    """torch's head without logits, which sums the weight's gradient over chunks of rows."""
+    head = model.head
+    assert head is not None
+    options = nn.LinearCrossEntropyOptions(acc_dtype=torch.float32)
+
+    def call(sample: Tensor) -> Tensor:
+        hidden, weight, labels = head(step.network, sample)
+        return nn.functional.linear_cross_entropy(hidden, weight, labels, options=options)
+
+    return call
 
 
 def budgeted(backend: str, share: float, model: Model, step: Step) -> Call:
@@ -276,14 +292,18 @@ def better_bounded(plan: Plan, graph: Graph, budget_nbytes: int) -> Plan:
 
 
 def without_workspaces(graph: Graph) -> Graph:
-    """The graph as the meter sees it, which counts storages alone."""
-    ops = (
-        attrs.evolve(
-            op, implementations=tuple(attrs.evolve(i, workspace_nbytes=0) for i in op.implementations)
-        )
-        for op in graph.ops
+    """The graph as the meter sees it: it counts storages alone, and among them those of kernels in Python."""
+    return attrs.evolve(graph, ops=tuple(map(without_scratch, graph.ops)))
+
+
+def without_scratch(op: Op) -> Op:
+    """The op without the workspaces of its own kernels; other ways have chunks, which are storages."""
+    ways = {i for other in op.alternatives for i in (other.first, other.again)}
+    implementations = tuple(
+        each if i in ways else attrs.evolve(each, workspace_nbytes=0)
+        for i, each in enumerate(op.implementations)
     )
-    return attrs.evolve(graph, ops=tuple(ops))
+    return attrs.evolve(op, implementations=implementations)
 
 
 # ------------------------------------------------------------------------------------------ measuring
@@ -307,7 +327,8 @@ class Row:
 
     `loss`, `gradients` and `buffers` say how far they are from eager's: 0 is equal to the bit, otherwise the
     norm of the difference over the norm. `in_double` is the largest of these in double precision, where they
-    are more than rounding. `branch`: eager ran as if captured for this comparison.
+    are more than rounding. `branch`: eager ran as if captured for this comparison. `rounding`: the method may
+    round otherwise than eager.
     """
 
     model: str
@@ -328,6 +349,7 @@ class Row:
     buffers: float | None = None
     in_double: float | None = None
     branch: bool = False
+    rounding: bool = False
     step_ratio: float | None = None
     prepare_s: float | None = None
     note: str = ""
@@ -398,6 +420,7 @@ class Bench:
         prepare_s: float | None = None,
         in_double: Callable[[], float] | None = None,
         present: bool = False,
+        rounding: bool = False,
     ) -> Row:
         """Run a method: one step to compare, some to read its memory, a few to time; print its row.
 
@@ -411,6 +434,7 @@ class Bench:
             prepare_s: the preparation before the first step; None if that step is the preparation.
             in_double: measures the distance from eager in double precision; asked if it is above rounding.
             present: it is for steps that find a `.grad` for every parameter, and only run in such.
+            rounding: it may round otherwise than eager.
         """
         if present:
             for parameter in step.parameters():
@@ -438,6 +462,7 @@ class Bench:
             buffers=buffers,
             in_double=None if in_double is None or all(d <= ROUNDING for d in distances) else in_double(),
             branch=branch,
+            rounding=rounding,
             step_ratio=self.ratio(call),
             prepare_s=prepare_s,
         )
@@ -550,6 +575,8 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
             step = run.fresh()
             peers.append(run.measure(f"torch {share}{mark}", step, budgeted(backend, share, model, step)))
 
+    run_rounding(run, cache)
+
     budgets = {promised << 20: f"remat at {promised} MiB" for promised in model.promises if promised}
     for percent in QUICK_SHARES_PCT if quick else SHARES_PCT:
         budgets[share_of(eager.peak_nbytes, run.gradient_nbytes, percent)] = f"remat at {percent} %"
@@ -581,6 +608,36 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
 def share_of(peak_nbytes: int, gradient_nbytes: int, percent: int) -> int:
     """The budget of so many percent, as everywhere: of what the step holds beyond its gradients."""
     return gradient_nbytes + math.ceil((peak_nbytes - gradient_nbytes) * percent / 100)
+
+
+def run_rounding(run: Bench, cache: Path) -> None:
+    """Torch's head without logits, and ours at the same peaks."""
+    model = run.model
+    if model.head is None:
+        return
+    rows = []
+    for method, around in (("linear_cross_entropy", False), ("linear_cross_entropy, per block", True)):
+        step = run.fresh()
+        if around:
+            per_block(model, step)
+        rows.append(run.measure(method, step, fused_head(model, step), opaque=True, rounding=True))
+    for row in rows:
+        step, method, began_s = run.fresh(), f"remat as {row.method}, rounding", time.perf_counter()
+        try:
+            module = Hiremate(step, run.sample, row.allocated_nbytes, ways="rounding", cache_dir=cache)
+        except InfeasibleBudget as error:
+            run.show(infeasible_row(run, method, row.allocated_nbytes, error.smallest_nbytes))
+            continue
+        run.measure(
+            method,
+            step,
+            module,
+            opaque=True,
+            budget_nbytes=row.allocated_nbytes,
+            plan=module.plan,
+            prepare_s=time.perf_counter() - began_s,
+            rounding=True,
+        )
 
 
 def run_present(run: Bench, peers: list[Row], cache: Path) -> None:
@@ -707,6 +764,7 @@ def broken_in(model: Model, rows: list[Row]) -> Iterator[str]:
     eager = next(row for row in rows if row.method == EAGER)
     ran = [row for row in rows if not row.note]
     peers = [row for row in ran if row.budget_nbytes is None and row.metered_nbytes and row.trains_exactly]
+    heads = [row for row in ran if row.budget_nbytes is None and row.rounding]
     ours = [row for row in ran if row.budget_nbytes is not None]
     for row in ours:
         by_meter = row.metered_nbytes is not None
@@ -725,6 +783,9 @@ def broken_in(model: Model, rows: list[Row]) -> Iterator[str]:
         if by_meter:
             for peer in filter(row.dominated_by, peers):
                 yield f"{row.method}: {place(row)} is dominated by {peer.method}, {place(peer)}"
+        for head in heads if row.rounding else ():
+            if head.allocated_nbytes <= row.allocated_nbytes and head.step_ratio < row.step_ratio:
+                yield f"{row.method}: slower than {head.method}, with no less memory"
     blocks = next(row for row in rows if row.method == PER_BLOCK)
     for promised, most in model.promises.items():
         peaks = (blocks.peak_nbytes, blocks.accumulating_peak_nbytes)

@@ -40,7 +40,7 @@ from remat_facade import Hiremate
 from remat_facade.entrypoints.options import Ways
 from remat_graph import Graph, Roofline, noremat_peak_nbytes, resolve_budget, specialize
 from remat_solvers import InfeasibleBudget, Problem, Solution, get_solver, solve_switches
-from remat_solvers.switching import combinations_of
+from remat_solvers.bounds.decisions import combinations_of
 from tests.helpers.acceptance import whole_step
 from tests.helpers.models import CASES, ModelCase
 

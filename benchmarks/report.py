@@ -158,8 +158,8 @@ def peers_table(data: dict[str, Any]) -> Iterator[str]:
     """What is measured, and a row for each method."""
     yield (
         "One meter, one run; recomputed FLOPs and rewritten bytes in percent of those of eager. Rows with "
-        "inductor are measured with the allocator, which also counts memory of compiled kernels; their "
-        "budgets are shares of the eager peak measured in the same way.\n"
+        "inductor, and those that round, are measured with the allocator, which also counts memory of "
+        "compiled kernels; budgets with inductor are shares of the eager peak measured in the same way.\n"
     )
     yield made_with(data)
     header = (

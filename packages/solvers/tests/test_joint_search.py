@@ -22,11 +22,11 @@ from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_switches import with_random_switches
 from remat_solvers import Deadline, Problem, get_solver, min_budget, pareto, solve_switches, switching
 from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds.decisions import combinations_of, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.joint import JointSearch
-from remat_solvers.switching import combinations_of, time_bound_s
 
 AUTO = get_solver("auto", moves=2000)
 
@@ -150,7 +150,7 @@ def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.M
         off = specialize(graph, ()).graph
         budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
         for wide in (float("inf"), 0.0):
-            monkeypatch.setattr(switching, "MEDIUM_GAP", wide)
+            monkeypatch.setattr(switching, "NEAR", wide)
             solved.clear()
             solve_switches(AUTO, Problem(graph, budget))
             assert len(solved) == len(set(solved))

@@ -17,7 +17,7 @@ from remat_solvers import (
     solve_switches,
 )
 from remat_solvers.bounds import budget_floor
-from remat_solvers.switching import MOST_COMBINED, combinations_of, time_bound_s
+from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, time_bound_s
 
 AUTO = get_solver("auto", moves=300)
 

@@ -15,9 +15,10 @@ import attrs
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
 from remat_graph.training import ordered
 from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds.decisions import bounding_graphs
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
 from remat_solvers.queries import MinBudget, min_budget
-from remat_solvers.switching import bounding_graphs, solve_switches
+from remat_solvers.switching import solve_switches
 
 MOST_ATTEMPTS = 4
 

@@ -6,11 +6,12 @@ import attrs
 
 from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate
 from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds.decisions import bounding_graphs
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.errors import InfeasibleBudget
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver
 from remat_solvers.registry import get_solver, solver_parameters
-from remat_solvers.switching import bounding_graphs, smallest_peak, solve_switches
+from remat_solvers.switching import smallest_peak, solve_switches
 
 
 @attrs.frozen(kw_only=True, eq=False)

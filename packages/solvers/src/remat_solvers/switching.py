@@ -9,35 +9,29 @@ and some that flips switches while it searches sequences (`local_search.joint`);
 the two; and short annealing again, which flips switches of that plan. Where a cheap plan of all off fits, all
 off is planned as a graph without switches is, and another decision only if it is better by more than solves
 differ, so that a choice does not lose to none. Whole families that may be better are planned by the solver as
-well: all of them on small graphs, two where the best plan is far from the bound; how far depends on how long
-solves take. Where nothing fits, it gets the decision that could need the least memory, then the one with the
-smallest peak. A solver that takes no `starts` plans all off, all on, one family on and one family off in the
-order of their bounds. The bound of the whole is that of the relaxed graph.
+well: all of them on small graphs, two on larger ones if the best plan is far from the bound. Where solves are
+quick, a smaller distance is far. Where nothing fits, the solver gets the decision that could need the least
+memory, then the one with the smallest peak. A solver that takes no `starts` plans all off, all on, one family
+on and one family off in the order of their bounds. The bound of the whole is that of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import chain, combinations
 from typing import Any
 
 import attrs
 
-from remat_graph import Graph, Schedule, Specialized, noremat_peak_nbytes, relaxed, specialize
-from remat_graph.switches.conflicts import compatible, conflicts
-from remat_graph.switches.specialize import family_of
+from remat_graph import Graph, Schedule, Specialized, relaxed, specialize
 from remat_solvers.bounds.budget_bound import budget_floor
-from remat_solvers.bounds.reachability import reachability
-from remat_solvers.bounds.time_bound import CutBound
+from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, time_bound_s
 from remat_solvers.evaluation.arrays import flatten
 from remat_solvers.local_search.anneal import default_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch
 from remat_solvers.local_search.min_peak import default_peak_moves, minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
 
-MOST_COMBINED = 3  # switches of which all combinations are tried
-BOUND_SHARE = 0.1  # of the remaining time, for one bound
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
 QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
@@ -53,38 +47,9 @@ WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
-# The solver plans whole families if plan and bound are further apart than this ratio of base time.
-MEDIUM_GAP, LARGE_GAP = 0.005, 0.02
-MOST_FAMILIES = 2  # of them; each takes as long as the first solve
+NEAR, FAR = 0.005, 0.02  # ratios of base time, between plan and bound
+MOST_FAMILIES = 2  # that the solver plans on larger graphs; each takes as long as the first solve
 GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
-
-
-def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
-    """The combinations of switches to try, and whether these are all; all off comes first."""
-    switches, found = graph.switches, conflicts(graph)
-    if len(switches) <= MOST_COMBINED:
-        subsets = chain.from_iterable(combinations(switches, n) for n in range(len(switches) + 1))
-        return tuple(frozenset(s) for s in subsets if compatible(found, s) == set(s)), True
-    families = {name: [s for s in switches if family_of(s) == name] for name in map(family_of, switches)}
-    tried = [(), switches, *families.values()]
-    tried += [[s for s in switches if family_of(s) != name] for name in families]
-    return tuple(dict.fromkeys(compatible(found, each) for each in tried)), False
-
-
-def bounding_graphs(graph: Graph) -> tuple[Graph, ...]:
-    """Graphs without switches of which at least one allows whatever a schedule of `graph` does."""
-    tried, all_of_them = combinations_of(graph)
-    return tuple(specialize(graph, on).graph for on in tried) if all_of_them else (relaxed(graph),)
-
-
-def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
-    """A lower bound on the compute seconds of a graph without switches; infinite if nothing fits."""
-    reach = reachability(graph)
-    if budget_nbytes < budget_floor(graph, reach).nbytes:
-        return float("inf")
-    if noremat_peak_nbytes(graph) <= budget_nbytes:
-        return graph.time_s
-    return graph.time_s + CutBound(graph, reach).extra_s(budget_nbytes, deadline.share(BOUND_SHARE))
 
 
 def solve_switches(
@@ -256,15 +221,23 @@ class _Decisions:
             solution = self.decided(one)
             if self.search.fitting or deadline.reached():
                 break
-        if len(graph.ops) <= SMALL_OPS:
-            self.families(len(self.search.found))
-        elif self.search.fitting and not self.closed(
-            MEDIUM_GAP if len(graph.ops) <= MEDIUM_OPS else LARGE_GAP
-        ):
-            self.families(MOST_FAMILIES)
+        self.families(self.families_worth(solution))
         self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
         return self.best(solution.stats, *peaks)
+
+    def families_worth(self, solution: Solution) -> int:
+        """How many whole families the solver should plan, which has planned one decision."""
+        ops, found = len(self.graph.ops), self.search.fitting
+        if ops <= SMALL_OPS:
+            return len(self.search.found)
+        if not found or self.closed(NEAR):
+            return 0
+        # Where that plan is as good as proven, solves are quick, and only another decision is better.
+        proven = solution.time_s is not None and (
+            solution.time_s - solution.lower_bound_s <= GAP * self.graph.time_s
+        )
+        return MOST_FAMILIES if proven or ops <= MEDIUM_OPS or not self.closed(FAR) else 0
 
     def chosen(self) -> list[DecidedOrder]:
         """The decisions that the solver plans, until one fits."""
