@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import PlannedModule, allocator_peak, step_graph
+from remat_executor.costs import annotate
+from remat_executor.costs.cache import MeasuredCost
 from remat_executor.ways.convolutions import (
     ONE_KERNEL,
     convolutions,
@@ -19,6 +21,8 @@ from remat_executor.ways.convolutions import (
     transposed_gradient,
     weight_gradient,
 )
+from remat_graph import noremat_peak_nbytes, specialize, switches_on
+from remat_solvers import Problem, get_solver, solve_switches
 from tests.helpers.bits import with_special
 from tests.helpers.planners import all_switched, save_all
 from tests.helpers.ways import assert_exact, assert_same, three_steps, with_channels_last
@@ -250,3 +254,28 @@ def test_random_convolutions(seed: int) -> None:
     x = with_special(x, draw(0.0, 0.0, 0.01)).requires_grad_(draw(True, False))
     found = PlannedModule(copy.deepcopy(model), (x,), {}, save_all, ways=[ANY]).graph.switches
     assert_exact(model, (x,), [ANY], switches=len(found))
+
+
+def test_halves_are_not_taken_to_be_faster_than_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where noise makes their measured times less than the call's; a plan that could use them does not."""
+    calls: list[float] = []
+
+    def noisy(requests: Any, *_: Any, **__: Any) -> dict[str, MeasuredCost]:
+        times = {key: 3e-3 if key.startswith("aten.convolution_backward") else 1e-3 for key in requests}
+        calls.append(sum(time_s == 3e-3 for time_s in times.values()))
+        return {
+            key: MeasuredCost(time_s=time_s, workspace_nbytes=0, output_nbytes=0)
+            for key, time_s in times.items()
+        }
+
+    monkeypatch.setattr(annotate, "measure", noisy)
+    model = nn.Sequential(*(nn.Conv2d(count, 4, 3, padding=1) for count in (3, 4, 4, 4, 4)))
+    graph = step_graph(model, (torch.randn(2, 3, 12, 12, requires_grad=True),), {}, ways=[ANY])
+    assert calls[0] > 0
+    assert len(graph.switches) == 5
+    off, on = (specialize(graph, each).graph for each in ((), graph.switches))
+    assert on.time_s == pytest.approx(off.time_s)
+    assert len(on.ops) == len(off.ops) + 5
+    found = solve_switches(get_solver("auto", moves=2000), Problem(graph, noremat_peak_nbytes(off)))
+    assert found.schedule is not None
+    assert switches_on(graph, found.schedule) == frozenset()

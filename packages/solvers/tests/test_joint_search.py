@@ -3,6 +3,7 @@
 from itertools import chain, combinations
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -157,6 +158,24 @@ def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.M
             assert len(solved) <= (1 if wide else 1 + switching.MOST_FAMILIES)
             most = max(most, len(solved))
     assert most > 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_switch_is_on_that_saves_nothing(seed: int) -> None:
+    """Where every way takes as long as another and everything fits, from all that can be on."""
+    graph = switched(seed, ops=12)
+    ops = [
+        attrs.evolve(op, implementations=[attrs.evolve(each, time_s=1.0) for each in op.implementations])
+        for op in graph.ops
+    ]
+    graph = attrs.evolve(graph, ops=ops)
+    budget = max(noremat_peak_nbytes(specialize(graph, on).graph) for on in combinations_of(graph)[0])
+    search, every = JointSearch(graph, budget), combinations_of(graph)[0][1]
+    search.quick(every, Deadline())
+    search.flip_greedily(search.found[every], Deadline())
+    on = search.fitting[0].made.on
+    for name in on:
+        assert specialize(graph, on - {name}).graph.time_s > search.fitting[0].time_s
 
 
 @pytest.mark.parametrize("seed", range(10))

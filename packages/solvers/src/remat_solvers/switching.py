@@ -326,6 +326,8 @@ class _Decisions:
 
     def best(self, stats: Mapping[str, Any], *peaks_nbytes: int) -> Solution:
         """The best schedule found, judged by the referee; if none fits, with the smallest peak."""
+        if self.search.fitting:  # whatever it came from, no switch is on that saves nothing
+            self.search.flip_greedily(self.search.fitting[0], self.deadline)
         smallest, fitting = self.search.smallest, self.search.fitting
         judged = judge_schedule(self.problem, fitting[0].schedule if fitting else None)
         stats = {**stats, "decisions": len(self.search.found)}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import attrs
 import torch
 from torch import Tensor
+from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
@@ -84,6 +85,7 @@ def with_costs(
                 measure({keys[i, 0]: requests[keys[i, 0]]}, translation.device)  # raises: no way fits
         rates = Rates.of((op_cost(translation, graph, *place), cost.time_s) for place, cost in found.items())
         found |= {place: _unmeasured(translation, graph, place, rates, platform) for place in missing}
+    found |= _no_faster_than_the_call(translation, found)
     return attrs.evolve(graph, ops=tuple(_op_with(op, i, found) for i, op in enumerate(graph.ops)))
 
 
@@ -103,6 +105,25 @@ def _running(translation: Translation) -> Iterator[_Place]:
             recipe = translation.recipe(i, k)
             if not isinstance(recipe, RunKernel) or recipe.change.kernel is not None:
                 yield i, k
+
+
+def _no_faster_than_the_call(translation: Translation, found: Mapping[_Place, _Cost]) -> dict[_Place, _Cost]:
+    """The parts of calls whose times add up to less than the call's, each with a share of what is missing."""
+    parts: dict[Node, list[_Place]] = {}
+    for place in found:
+        recipe = translation.recipe(*place)
+        if isinstance(recipe, RunKernel) and recipe.change.part:
+            parts.setdefault(recipe.change.node, []).append(place)
+    slowed: dict[_Place, _Cost] = {}
+    for node, places in parts.items():
+        each_s: dict[int, float] = {}  # an op may have one implementation for its first run, one for repeats
+        for i, k in places:
+            each_s[i] = min(each_s.get(i, float("inf")), found[i, k].time_s)
+        missing_s = found[translation.op_of[node], 0].time_s - sum(each_s.values())
+        if missing_s > 0:
+            more_s = missing_s / len(each_s)
+            slowed |= {place: found[place]._replace(time_s=found[place].time_s + more_s) for place in places}
+    return slowed
 
 
 def _measured(

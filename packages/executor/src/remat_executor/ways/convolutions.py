@@ -69,6 +69,7 @@ def _changes(node: Node, kernel: Kernel, made: dict[Any, Node], mask: tuple[bool
         constants=(tuple(laid_out.shape), laid_out.stride(), *constants),
         makes=(made[0],),
         flops=_flops(node, (True, False, False)),
+        part=True,
     )
     if not both:
         return (of_input,)
@@ -80,6 +81,7 @@ def _changes(node: Node, kernel: Kernel, made: dict[Any, Node], mask: tuple[bool
         constants=(*constants, others),
         makes=tuple(made[place] for place in range(3) if others[place]),
         flops=_flops(node, others),
+        part=True,
     )
     return (of_weight, of_input)
 

@@ -47,6 +47,8 @@ class Change:
             `flops`, and the bytes of the storages that it reads and makes.
         flops: see `counts_as`.
         more_nbytes: bytes that the kernel reads and writes in addition to those.
+        part: whether the kernel is a part of what the call runs. All parts together take at least the time of
+            the call: measurements that say less are noise, and a choice among many ways would pick those.
         workspace_nbytes: bytes held while the kernel runs, in addition to its results, for graphs whose
             kernels are not measured.
     """
@@ -63,6 +65,7 @@ class Change:
     counts_as: tuple[Node, ...] | None = None
     flops: int = 0
     more_nbytes: int = 0
+    part: bool = False
     workspace_nbytes: int = 0
 
     def __attrs_post_init__(self) -> None:

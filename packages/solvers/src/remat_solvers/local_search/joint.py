@@ -80,9 +80,10 @@ class JointSearch:
 
     @property
     def fitting(self) -> list[DecidedOrder]:
-        """What fits, the fastest first."""
+        """What fits, the fastest first; of those that are even, with the fewest switches."""
         fits = [each for each in self.found.values() if each.peak_nbytes <= self.budget_nbytes]
-        return sorted(fits, key=lambda each: each.time_s)  # ties: the first found
+        base_s = self.graph.time_s or 1.0
+        return sorted(fits, key=lambda each: (round(each.time_s / base_s, 9), len(each.made.on)))
 
     @property
     def smallest(self) -> DecidedOrder | None:
@@ -150,13 +151,13 @@ class JointSearch:
             self.add(start.made, arrays, best, deadline)
 
     def flip_greedily(self, start: DecidedOrder, deadline: Deadline) -> None:
-        """Flip single switches of a decision that fits while that saves time."""
+        """Flip single switches of a decision that fits while that saves time; those that save none go off."""
         from remat_solvers.kernels import switch
 
         if start.peak_nbytes > self.budget_nbytes:
             return
         walk = self._begin(start, self.budget_nbytes, FIRST_PRICE)
-        if switch.flip_greedily(walk.state, self.budget_nbytes) < start.time_s:
+        if switch.flip_greedily(walk.state, self.budget_nbytes) <= start.time_s * (1 + switch.EVEN):
             on = [name for name, one in zip(self.choice.names, walk.state.switches["on"], strict=True) if one]
             made, order = self.choice.narrow(on, self.choice.widen(start.made, start.order))
             self.add(made, flatten(made.graph), order, deadline)
