@@ -5,6 +5,7 @@ python benchmarks/report.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -416,6 +417,7 @@ ELSEWHERE = {"integrations"}  # results with a page of their own
 
 def main() -> int:
     """Write the pages from whatever results are there; what is of no known kind is a device's."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     known = ELSEWHERE | {name for _, sections in PAGES.values() for name in sections}
     kinds = {"-offload": report_offload.moving, "-first": first}
     devices = {
