@@ -32,7 +32,7 @@ def measured(data: dict[str, Any]) -> Iterator[str]:
     yield "## What other ways bring, measured\n"
     yield (
         "`hatch run bench-ways`: models that are small but for their vocabularies, on the CPU, in MiB by the "
-        "allocator, and median step times as ratios to eager's steps beside them. Budgets are shares of the "
+        "allocator, and median step times as ratios to eager's steps between them. Budgets are shares of the "
         "unplanned step without ways.\n"
     )
     yield made_with(data)
