@@ -601,7 +601,7 @@ def bench(name: str, *, quick: bool, cache: Path) -> list[Row]:
         run.measure(INDUCTOR, step, compiled(step), opaque=True)
         for percent in INDUCTOR_SHARES_PCT:
             budget_nbytes = share_of(eager.allocated_nbytes, run.gradient_nbytes, percent)
-            run_compiled(run, f"remat at {percent} %, inductor", budget_nbytes, cache)
+            run_by_allocator(run, f"remat at {percent} %, inductor", budget_nbytes, cache, compiled=True)
     return run.rows
 
 
@@ -622,22 +622,7 @@ def run_rounding(run: Bench, cache: Path) -> None:
             per_block(model, step)
         rows.append(run.measure(method, step, fused_head(model, step), opaque=True, rounding=True))
     for row in rows:
-        step, method, began_s = run.fresh(), f"remat as {row.method}, rounding", time.perf_counter()
-        try:
-            module = Hiremate(step, run.sample, row.allocated_nbytes, ways="rounding", cache_dir=cache)
-        except InfeasibleBudget as error:
-            run.show(infeasible_row(run, method, row.allocated_nbytes, error.smallest_nbytes))
-            continue
-        run.measure(
-            method,
-            step,
-            module,
-            opaque=True,
-            budget_nbytes=row.allocated_nbytes,
-            plan=module.plan,
-            prepare_s=time.perf_counter() - began_s,
-            rounding=True,
-        )
+        run_by_allocator(run, f"remat as {row.method}, rounding", row.allocated_nbytes, cache, compiled=False)
 
 
 def run_present(run: Bench, peers: list[Row], cache: Path) -> None:
@@ -683,28 +668,36 @@ def run_planned(
     return None
 
 
-def run_compiled(run: Bench, method: str, budget_nbytes: int, cache: Path) -> None:
-    """A row of ours by way of Inductor; planning, compiling and rehearsing are its preparation."""
+def run_by_allocator(run: Bench, method: str, budget_nbytes: int, cache: Path, *, compiled: bool) -> None:
+    """A row of ours whose budget is of the allocator's peak: by way of Inductor, or with ways that round.
+
+    Planning, compiling and rehearsing are its preparation.
+    """
     step = run.fresh()
+    options: dict[str, Any] = {"runtime": "inductor"} if compiled else {"ways": "rounding"}
     began_s = time.perf_counter()
     try:
-        module = Hiremate(step, run.sample, budget_nbytes, runtime="inductor", cache_dir=cache)
+        module = Hiremate(step, run.sample, budget_nbytes, cache_dir=cache, **options)
     except InfeasibleBudget as error:
         run.show(infeasible_row(run, method, budget_nbytes, error.smallest_nbytes))
     except StepOverBudget as error:
         run.show(Row(model=run.name, method=method, budget_nbytes=budget_nbytes, note=str(error)))
     else:
         prepare_s = time.perf_counter() - began_s
+        plan, in_double = module.plan, None
+        if compiled:  # its plan is made for what Inductor leaves of the budget
+            in_double = functools.partial(distance_in_double, run, plan.schedule, cache)
+            plan = better_bounded(plan, module.graph, plan.budget_nbytes)
         run.measure(
             method,
             step,
             module,
             opaque=True,
             budget_nbytes=budget_nbytes,
-            # The plan is made for what Inductor leaves of the budget.
-            plan=better_bounded(module.plan, module.graph, module.plan.budget_nbytes),
+            plan=plan,
             prepare_s=prepare_s,
-            in_double=functools.partial(distance_in_double, run, module.plan.schedule, cache),
+            in_double=in_double,
+            rounding=not compiled,
         )
 
 

@@ -258,11 +258,10 @@ def test_random_convolutions(seed: int) -> None:
 
 def test_halves_are_not_taken_to_be_faster_than_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where noise makes their measured times less than the call's; a plan that could use them does not."""
-    calls: list[float] = []
 
     def noisy(requests: Any, *_: Any, **__: Any) -> dict[str, MeasuredCost]:
         times = {key: 3e-3 if key.startswith("aten.convolution_backward") else 1e-3 for key in requests}
-        calls.append(sum(time_s == 3e-3 for time_s in times.values()))
+        assert 3e-3 in times.values()
         return {
             key: MeasuredCost(time_s=time_s, workspace_nbytes=0, output_nbytes=0)
             for key, time_s in times.items()
@@ -271,7 +270,6 @@ def test_halves_are_not_taken_to_be_faster_than_the_call(monkeypatch: pytest.Mon
     monkeypatch.setattr(annotate, "measure", noisy)
     model = nn.Sequential(*(nn.Conv2d(count, 4, 3, padding=1) for count in (3, 4, 4, 4, 4)))
     graph = step_graph(model, (torch.randn(2, 3, 12, 12, requires_grad=True),), {}, ways=[ANY])
-    assert calls[0] > 0
     assert len(graph.switches) == 5
     off, on = (specialize(graph, each).graph for each in ((), graph.switches))
     assert on.time_s == pytest.approx(off.time_s)

@@ -227,11 +227,11 @@ class _Decisions:
         return self.best(solution.stats, *peaks)
 
     def families_worth(self, solution: Solution) -> int:
-        """How many whole families the solver should plan, which has planned one decision."""
-        ops, found = len(self.graph.ops), self.search.fitting
+        """How many whole families the solver should plan after `solution`, its plan of one decision."""
+        ops = len(self.graph.ops)
         if ops <= SMALL_OPS:
             return len(self.search.found)
-        if not found or self.closed(NEAR):
+        if not self.search.fitting or self.closed(NEAR):
             return 0
         # Where that plan is as good as proven, solves are quick, and only another decision is better.
         proven = solution.time_s is not None and (

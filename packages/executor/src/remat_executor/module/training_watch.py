@@ -2,10 +2,11 @@
 
 A limit bounds what a module's forward and its backward allocate. If training calls the module's parts, or
 other methods that call them, it bounds nothing. An optimizer that steps the module's parameters shows this:
-no call that needs gradients came before its first step, or between two of its steps with other gradients (not
-so if they are set to zero and not to None). Optimizers that do not
-derive from torch's are not seen, but before the first call the gradients are: no parameter gets its gradient
-twice. (Once it may, by a penalty on the weights that is differentiated before the first call.)
+no call that needs gradients came before its first step, or between two of its steps of which the second has
+new gradients. (A gradient that is set to zero, and not to None, stays the same tensor and shows nothing.)
+Optimizers that do not derive from torch's are not seen, but before the first call the gradients are: no
+parameter gets its gradient twice. (Once it may, by a penalty on the weights that is
+differentiated before the first call.)
 """
 
 import functools

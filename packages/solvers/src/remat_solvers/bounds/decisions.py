@@ -1,4 +1,7 @@
-"""Which decisions of its switches bound a graph: all of them if they are few, else one relaxed graph."""
+"""Which decisions of a graph's switches are tried, and which graphs without switches bound it.
+
+All decisions if they are few; else those of whole families, and the relaxed graph.
+"""
 
 from itertools import chain, combinations
 

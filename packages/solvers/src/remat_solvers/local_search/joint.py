@@ -82,7 +82,7 @@ class JointSearch:
     def fitting(self) -> list[DecidedOrder]:
         """What fits, the fastest first; of those that are even, with the fewest switches."""
         fits = [each for each in self.found.values() if each.peak_nbytes <= self.budget_nbytes]
-        base_s = self.graph.time_s or 1.0
+        base_s = self.graph.time_s or 1.0  # to nine digits of it, times do not depend on the order of a sum
         return sorted(fits, key=lambda each: (round(each.time_s / base_s, 9), len(each.made.on)))
 
     @property
