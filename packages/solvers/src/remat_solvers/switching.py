@@ -49,7 +49,7 @@ SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fr
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
 NEAR, FAR = 0.005, 0.02  # ratios of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs; each takes as long as the first solve
-GAP = 0.001  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
+GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
 
 def solve_switches(
