@@ -1,0 +1,293 @@
+"""How long planning takes, how soon there is a plan, how good it is: by model and budget, from one run.
+
+    python benchmarks/planning.py [MODEL ...] [--budgets 100%,60%,40%,30%,20%,smallest,tight] [--limits 1,3,10]
+        [--busy] [--before FILE] [--json FILE]
+
+Models: those of `planning_models.py`. Each budget is planned by the planner that `Hiremate` calls, without
+saved plans, from the captured and measured graph to the plan; where nothing fits, to the error that names a
+smaller budget. `smallest` is the least budget for which `min_budget` finds a plan, and `tight` is 1.1 times
+that of the file `--before`, whose rows are of an earlier version and which is compared row by row.
+
+Columns: seconds by the clock and of the processor, seconds until the first valid plan, overhead, lower bound.
+With `--limits`, each budget is planned again with these limits in seconds, and the time over a limit counts.
+With `--busy`, a second process keeps a processor busy meanwhile.
+
+The exit status is not zero if a row takes longer than it may (20 s up to 1,000 ops, 30 s at 2,700, 60 s at
+10,000), if a limit is passed by more than half a second, or if a plan is slower than before by more than 0.2
+points of the step, or all of them together are.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import planning_models, record
+from remat_facade.planning.method import Method
+from remat_facade.planning.planner import RecomputePlanner
+from remat_graph import Graph, resolve_budget
+from remat_solvers import InfeasibleBudget, min_budget
+from remat_solvers import Progress as SolverProgress
+
+BUDGETS = ("100%", "60%", "40%", "30%", "20%", "smallest", "tight")
+MAY_TAKE_S = ((1_000, 20.0), (2_700, 30.0), (10_000, 60.0))
+LATE_S = 0.5
+WORSE = 2e-3
+TIGHT = 1.1
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One budget of one model.
+
+    Attributes:
+        model: its name.
+        ops: of the graph.
+        budget: as in `BUDGETS`.
+        nbytes: the same in bytes.
+        limit_s: given to the planner, or None.
+        wall_s, cpu_s: from the graph to the plan or the error.
+        first_s: until the first valid plan; None if there is none.
+        overhead: of the plan on the step with all ways off, as a ratio; None without a plan.
+        bound: a lower bound on it.
+        cut: whether a limit by the clock ended the search.
+        smallest_nbytes: the budget that the error names.
+    """
+
+    model: str
+    ops: int
+    budget: str
+    nbytes: int
+    limit_s: float | None
+    wall_s: float
+    cpu_s: float
+    first_s: float | None
+    overhead: float | None
+    bound: float | None
+    cut: bool
+    smallest_nbytes: int | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What rows of two runs are matched by."""
+        return self.model, self.budget
+
+
+@attrs.define(kw_only=True)
+class _Watched(RecomputePlanner):
+    """A planner that notes when the first valid plan is known."""
+
+    first_s: float | None = None
+
+    def _tell(self, progress: SolverProgress) -> None:
+        if self.first_s is None and progress.time_s is not None:
+            self.first_s = progress.elapsed_s
+
+
+def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | None) -> Row:
+    """Plan a graph once."""
+    planner = _Watched(budget=nbytes, method=Method(time_limit_s=limit_s))
+    began_s, worked_s = time.perf_counter(), time.process_time()
+    plan = smallest_nbytes = None
+    try:
+        plan = planner(graph)
+    except InfeasibleBudget as error:
+        smallest_nbytes = error.smallest_nbytes
+    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - worked_s
+    first_s = planner.first_s
+    return Row(
+        model=name,
+        ops=len(graph.ops),
+        budget=budget,
+        nbytes=nbytes,
+        limit_s=limit_s,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        first_s=None if plan is None else wall_s if first_s is None else first_s,
+        overhead=None if plan is None else plan.overhead,
+        bound=None if plan is None else plan.lower_bound_overhead,
+        cut=plan is not None and plan.deadline_hit,
+        smallest_nbytes=smallest_nbytes,
+    )
+
+
+def smallest(name: str, graph: Graph) -> Row:
+    """The search for the smallest budget."""
+    began_s, worked_s = time.perf_counter(), time.process_time()
+    found = min_budget(graph)
+    return Row(
+        model=name,
+        ops=len(graph.ops),
+        budget="search",
+        nbytes=found.floor_nbytes,
+        limit_s=None,
+        wall_s=time.perf_counter() - began_s,
+        cpu_s=time.process_time() - worked_s,
+        first_s=None,
+        overhead=None,
+        bound=None,
+        cut=found.cut_short,
+        smallest_nbytes=found.nbytes,
+    )
+
+
+def rows(
+    names: list[str], budgets: list[str], limits: list[float], before: dict[tuple[str, str], Row]
+) -> Iterator[Row]:
+    """Every model at every budget."""
+    for name, graph in planning_models.graphs(names):
+        searched = smallest(name, graph) if {"smallest", "tight"} & set(budgets) else None
+        if searched is not None:
+            yield searched
+        for budget in budgets:
+            if budget in ("smallest", "tight"):
+                assert searched is not None
+                assert searched.smallest_nbytes is not None
+                nbytes = searched.smallest_nbytes
+            else:
+                nbytes = resolve_budget(budget, graph)
+            if budget == "tight":
+                earlier = before.get((name, "search"))
+                nbytes = int(TIGHT * ((earlier and earlier.smallest_nbytes) or nbytes))
+            for limit_s in (None, *limits):
+                yield planned(name, graph, budget, nbytes, limit_s)
+
+
+def may_take_s(ops: int) -> float:
+    """The longest that a plan may take: the limits of `MAY_TAKE_S`, with lines between them."""
+    for (low, low_s), (high, high_s) in zip(MAY_TAKE_S, MAY_TAKE_S[1:], strict=False):
+        if low <= ops <= high:
+            return low_s + (high_s - low_s) * (ops - low) / (high - low)
+    return MAY_TAKE_S[0][1] if ops < MAY_TAKE_S[0][0] else MAY_TAKE_S[-1][1]
+
+
+def judge(found: list[Row], before: dict[tuple[str, str], Row]) -> list[str]:
+    """What is wrong."""
+    wrong = []
+    saved = lost = 0.0
+    for row in found:
+        here = f"{row.model} at {row.budget}"
+        if row.limit_s is None and row.wall_s > may_take_s(row.ops):
+            wrong.append(f"{here}: {row.wall_s:.1f} s for {row.ops} ops")
+        if row.limit_s is not None and row.wall_s > row.limit_s + LATE_S:
+            wrong.append(f"{here}: {row.wall_s:.1f} s with a limit of {row.limit_s:g} s")
+        earlier = before.get(row.key)
+        if row.limit_s is not None or earlier is None or earlier.overhead is None:
+            continue
+        if row.budget == "smallest" and row.nbytes < earlier.nbytes:
+            continue  # a smaller budget than before, so the overheads do not compare
+        if row.overhead is None:
+            wrong.append(f"{here}: no plan, and {earlier.overhead:+.2%} before")
+            continue
+        saved, lost = saved + earlier.overhead, lost + row.overhead
+        if row.overhead > earlier.overhead + WORSE:
+            wrong.append(f"{here}: {row.overhead:+.2%}, and {earlier.overhead:+.2%} before")
+    if lost > saved:
+        wrong.append(f"all overheads together: {lost:.2%}, and {saved:.2%} before")
+    return wrong
+
+
+def summary(found: list[Row], before: dict[tuple[str, str], Row]) -> str:
+    """Medians and sums of both sides."""
+    free = [row for row in found if row.limit_s is None and row.budget != "search"]
+    lines = []
+    if free:
+        walls = sorted(row.wall_s for row in free)
+        firsts = [row.first_s for row in free if row.first_s is not None and row.ops <= MAY_TAKE_S[0][0]]
+        lines.append(
+            f"{len(free)} plans: median {statistics.median(walls):.2f} s, longest {walls[-1]:.1f} s, "
+            f"processor {sum(row.cpu_s for row in free):.0f} s; first plan up to 1,000 ops after at most "
+            f"{max(firsts, default=0.0):.2f} s"
+        )
+    pairs = [(row, before[row.key]) for row in free if row.key in before]
+    if pairs:
+        lines.append(
+            f"before: median {statistics.median(old.wall_s for _, old in pairs):.2f} s, longest "
+            f"{max(old.wall_s for _, old in pairs):.1f} s, processor {sum(old.cpu_s for _, old in pairs):.0f} s"
+        )
+    return "\n".join(lines)
+
+
+def shown(row: Row, earlier: Row | None) -> str:
+    """A line of the table."""
+    limit = "" if row.limit_s is None else f"{row.limit_s:g} s"
+    first = "-" if row.first_s is None else f"{row.first_s:.2f}"
+    cells = [f"{'-' if each is None else f'{each:+.2%}':>9}" for each in (row.overhead, row.bound)]
+    old = "-" if earlier is None or earlier.overhead is None else f"{earlier.overhead:+.2%}"
+    took = "-" if earlier is None else f"{earlier.wall_s:.1f}"
+    return (
+        f"{row.model:20} {row.ops:5} {row.budget:8} {limit:>5} {row.nbytes / 2**20:9.1f} {row.wall_s:7.2f} "
+        f"{row.cpu_s:7.2f} {first:>6} {' '.join(cells)} {'cut' if row.cut else '':3} {old:>9} {took:>7}"
+    )
+
+
+def load(path: Path | None) -> dict[tuple[str, str], Row]:
+    """The rows without a limit of an earlier run."""
+    if path is None or not path.is_file():
+        return {}
+    rows = (Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"])
+    return {row.key: row for row in rows if row.limit_s is None}
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def main() -> int:
+    """Print the table; 1 if something is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", help="all by default")
+    parser.add_argument("--budgets", default=",".join(BUDGETS), help="separated by commas")
+    parser.add_argument("--limits", default="", help="seconds, separated by commas")
+    parser.add_argument("--busy", action="store_true", help="beside a process that keeps a processor busy")
+    parser.add_argument("--before", type=Path, help="rows of an earlier version")
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    options = parser.parse_args()
+    budgets = options.budgets.split(",")
+    if not set(BUDGETS).issuperset(budgets):
+        parser.error(f"the budgets are {', '.join(BUDGETS)}; got {options.budgets}")
+    if not set(planning_models.NAMES).issuperset(options.models):
+        unknown = set(options.models) - set(planning_models.NAMES)
+        parser.error(f"no model is called {', '.join(sorted(unknown))}")
+    warnings.simplefilter("ignore")
+    before = load(options.before)
+    limits = [float(limit) for limit in options.limits.split(",") if limit]
+    busy: Any = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    if options.busy:
+        busy.start()
+    print(
+        f"{'model':20} {'ops':>5} {'budget':8} {'limit':>5} {'MiB':>9} {'wall s':>7} {'cpu s':>7} {'first':>6} "
+        f"{'overhead':>9} {'bound':>9}     {'before':>9} {'took s':>7}"
+    )
+    found: list[Row] = []
+    for row in rows(options.models or list(planning_models.NAMES), budgets, limits, before):
+        found.append(row)
+        print(shown(row, before.get(row.key)), flush=True)
+        if options.json:
+            packages = ("torch", "transformers", "torchvision", "timm", "highspy", "numba")
+            record.write(
+                options.json, [attrs.asdict(each) for each in found], packages=packages, busy=options.busy
+            )
+    if options.busy:
+        busy.terminate()
+    print(summary(found, before))
+    wrong = judge(found, before)
+    print("\n".join(wrong) or "nothing wrong")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
