@@ -17,7 +17,8 @@ on and one family off in the order of their bounds. The bound of the whole is th
 Deterministic for a solver that is, unless the deadline cuts in.
 """
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -48,7 +49,10 @@ STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
 NEAR, FAR = 0.005, 0.02  # ratios of base time, between plan and bound
-MOST_FAMILIES = 2  # that the solver plans on larger graphs; each takes as long as the first solve
+MOST_FAMILIES = 2  # that are searched longer on larger graphs
+# Walks that choose them: moves up to FULL_OPS, and (start temperature, price).
+FAMILY_MOVES, FULL_OPS = 40_000, 600
+FAMILY_WALKS = ((0.1, 0.3), (1.0, 3.0))
 GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
 
@@ -221,16 +225,17 @@ class _Decisions:
             solution = self.decided(one)
             if self.search.fitting or deadline.reached():
                 break
-        self.families(self.families_worth(solution))
+        if len(graph.ops) <= SMALL_OPS:
+            self.solve_families()
+        else:
+            self.walk_families(self.families_worth(solution))
         self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
         return self.best(solution.stats, *peaks)
 
     def families_worth(self, solution: Solution) -> int:
-        """How many whole families the solver should plan after `solution`, its plan of one decision."""
+        """How many whole families are searched after `solution`, the solver's plan of one decision."""
         ops = len(self.graph.ops)
-        if ops <= SMALL_OPS:
-            return len(self.search.found)
         if not self.search.fitting or self.closed(NEAR):
             return 0
         # Where that plan is as good as proven, solves are quick, and only another decision is better.
@@ -297,18 +302,35 @@ class _Decisions:
                 return
             self.search.anneal_sequence(self.off, moves, hot, price, deadline)
 
-    def families(self, most: int) -> None:
-        """The solver's plans of the whole families that may still be better, of `most` at most."""
-        planned = len(self.planned)
+    def solve_families(self) -> None:
+        """The solver's plans of the whole families that may still be better."""
+        for one in self.open_families():
+            if self.closed() or self.deadline.reached():
+                return
+            self.decided(one, afresh=True)
+
+    def walk_families(self, most: int) -> None:
+        """Short walks of every whole family that may still be better; the solver's plans of the `most` best."""
+        moves = round(FAMILY_MOVES * min(1.0, FULL_OPS / len(self.graph.ops))) if self.moves else 0
+        tried = [one.made.on for one in self.open_families()] if most and moves else []
+        for on, (hot, price) in itertools.product(tried, FAMILY_WALKS):
+            if self.closed() or self.deadline.reached():
+                return
+            self.search.anneal_sequence(self.search.found[on], moves, hot, price, self.deadline)
+        for one in sorted((self.search.found[on] for on in tried), key=self.search.rank)[:most]:
+            if self.closed() or self.deadline.reached():
+                return
+            self.decided(one, afresh=True)
+
+    def open_families(self) -> Iterator[DecidedOrder]:
+        """The whole families that the solver has not planned and whose bound is below the best, best first."""
         whole = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
         for one in sorted(filter(None, whole), key=self.search.rank):
-            if self.closed() or self.deadline.reached() or len(self.planned) - planned >= most:
-                return
-            if one.made.on in self.planned:
-                continue
             best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")
-            if time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < best_s:
-                self.decided(one, afresh=True)
+            if one.made.on not in self.planned and (
+                time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < best_s
+            ):
+                yield one
 
     def decided(self, one: DecidedOrder, *, afresh: bool = False) -> Solution:
         """The solver's plan of one decision, which is kept; not from that found so far if `afresh`."""
@@ -319,6 +341,8 @@ class _Decisions:
         if not starts:
             self.planned.add(one.made.on)
         chosen = attrs.evolve(self.solver, starts=starts)
+        if afresh and hasattr(chosen, "proofs") and len(self.graph.ops) > SMALL_OPS:
+            chosen = attrs.evolve(chosen, proofs=False)  # the bound of one decision bounds nothing else
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
         if solution.schedule is not None:
             self.search.take(one.made.restore(solution.schedule), self.deadline)

@@ -12,8 +12,9 @@ found. A candidate counts only if the referee accepts it, and no schedule over t
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
 
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import ClassVar
 
@@ -42,13 +43,22 @@ Stats = dict[str, int | float | str | bool]
 CUTS = 12  # prices for the cut between forward and backward
 WIDE = 0.01  # a gap, as a ratio of base time, that justifies a second effort
 NARROW = 0.003  # a gap that justifies a full effort: below it the search gets less work in proportion
-CHECKS, MORE_CHECKS = 150, 600  # work of one round of the coarse program
-# Rounds end after this many, with this much work, that improve neither bound nor best time by a share of base
-# time. On the corpus at most three such rounds preceded one that improved them.
-IDLE_ROUNDS, IDLE_CHECKS, MOVED = 5, 150, 1e-4
+# Work of the coarse program: checks times variables, about 10 us each. On 15 graphs of 200 to 900 ops, rounds
+# within the first of these gave all but a fifth of a point of the bound and all plans that walks did not beat.
+COARSE_WORK, MORE_COARSE_WORK = 60_000, 150_000
+CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
+IDLE_ROUNDS, MOVED = 3, 1e-4  # rounds end after so many that gain less than this share of base time
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
-FIRST_OPS = 600  # larger graphs get fewer moves in proportion, because a move takes longer
-VARIABLES = 3000  # limit for the coarse program in a first effort
+FULL_OPS = 600  # larger graphs get fewer moves in proportion, because a move takes longer
+# Walks: their moves, and (start temperature, price of memory). Long walks find little more than short ones
+# from the best plan, but much more from several starts than from one (9 graphs at 20 to 40 %).
+WALK_MOVES = 40_000
+FROM_START = ((0.1, 0.3), (1.0, 3.0))
+FROM_BEST = ((0.1, 0.3), (0.3, 0.3))
+FROM_OTHERS = ((1.0, 3.0), (1.0, 0.3), (0.3, 3.0))
+OTHERS = 4  # of the fastest plans that differ
+# Walks after which the search ends if none of them gained `MOVED`, where the gap is narrow and where it is wide.
+IDLE_WALKS, WIDE_IDLE_WALKS = 6, 12
 
 
 @attrs.frozen(kw_only=True)
@@ -57,11 +67,12 @@ class Auto:
 
     Attributes:
         seed: of the search's random numbers.
-        moves: changes that the search may try, and as many again where a wide gap is left, fewer where a
-            narrow one is; None for an amount that takes about 5 s at 600 ops.
+        moves: changes that the search may try, and as many again where a wide gap is left, fewer where it
+            gains nothing; None for an amount that takes about 5 s at 600 ops.
         gap: stop when the overhead is within this ratio of base time from the lower bound; walks, which take
             the most time, stop at twice that.
         starts: valid orders to begin with, such as the plan of a smaller budget.
+        proofs: whether to raise the lower bound by the coarse program, whose solutions are starts too.
         guests: names of other registered solvers whose results count too; each runs in its own process, and
             one that crashes, hangs or returns nonsense is skipped with a warning.
         guest_seconds: time limit of each guest.
@@ -72,6 +83,7 @@ class Auto:
     moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     gap: float = attrs.field(default=0.0005, validator=attrs.validators.ge(0))
     starts: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=tuple)
+    proofs: bool = True
     guests: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     guest_seconds: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
 
@@ -116,7 +128,8 @@ class _Portfolio:
         self.best_s = float("inf")
         self.smallest_nbytes: int | None = None  # peak of any order so far
         self.method = ""
-        self.moves = self.rounds = self.idle_rounds = self.idle_checks = 0
+        self.plans: list[tuple[float, Ints]] = []  # the fastest that differ
+        self.moves = self.rounds = self.idle_rounds = 0
 
     def solve(self) -> Solution:
         graph, budget = self.problem.graph, self.problem.budget_nbytes
@@ -133,7 +146,8 @@ class _Portfolio:
             self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
         # Without a schedule, the search for the smallest peak needs its share of the time.
-        starts += self.refine(coarse, CHECKS, deadline if self.best is not None else deadline.share(0.5))
+        part = deadline if self.best is not None else deadline.share(0.5)
+        starts += self.refine(coarse, COARSE_WORK, part)
         if not self.closed():
             starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
         if not self.closed():
@@ -147,9 +161,9 @@ class _Portfolio:
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
         if self.best is not None:
             self.search(starts, self.settings.seed)
-            if not self.closed(WIDE):
-                refined = self.refine(coarse, MORE_CHECKS, deadline)
-                self.search([*refined, self.best], self.settings.seed + 1000)
+            if self.settings.proofs and not (self.closed(WIDE) or self.idle_rounds >= IDLE_ROUNDS):
+                refined = self.refine(coarse, MORE_COARSE_WORK, deadline)
+                self.search(refined, self.settings.seed + 1000, idle=self.patience)
         stats: Stats = {"method": self.method, "moves": self.moves, "rounds": self.rounds}
         stats["deadline"] = deadline.hit
         solution = judge(self.problem, self.best, lower_bound_s=self.bound_s, stats=stats)
@@ -190,7 +204,7 @@ class _Portfolio:
 
     def first(self, starts: list[Ints]) -> Ints | None:
         """A short walk from the smallest peak so far to a schedule within the budget."""
-        moves = round(FIRST_MOVES * min(1.0, FIRST_OPS / len(self.problem.graph.ops)))
+        moves = round(FIRST_MOVES * min(1.0, FULL_OPS / len(self.problem.graph.ops)))
         if self.settings.moves is not None:
             moves = min(moves, self.settings.moves)
         order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
@@ -199,15 +213,13 @@ class _Portfolio:
         self.moves += walk.tried
         return found
 
-    def idle(self) -> bool:
-        """Whether rounds of the coarse program have gained nothing for too long."""
-        return self.idle_rounds >= IDLE_ROUNDS and self.idle_checks >= IDLE_CHECKS
-
-    def refine(self, coarse: CoarseBound, checks: int, deadline: Deadline) -> list[Ints]:
-        """Solve rounds of the coarse program while they finish, are small, and gain; return the sequences."""
+    def refine(self, coarse: CoarseBound, work: int, deadline: Deadline) -> list[Ints]:
+        """Solve rounds of the coarse program while they finish, are cheap, and gain; return the sequences."""
         found: list[Ints] = []
-        while not (coarse.finished or self.idle() or deadline.reached()):
-            if coarse.variables > VARIABLES * checks // CHECKS or (self.closed() and not coarse.proving):
+        while self.settings.proofs and self.idle_rounds < IDLE_ROUNDS and not (coarse.finished or deadline.reached()):
+            variables = max(1, coarse.variables)
+            checks = min(CHECKS, work // variables)
+            if checks < LEAST_CHECKS or (self.closed() and not coarse.proving):
                 break
             best_s, bound_s = self.best_s, self.bound_s
             try:
@@ -225,12 +237,10 @@ class _Portfolio:
             if result.proven and self.best_s - self.bound_s <= result.slack_s:
                 self.bound_s = self.best_s
             self.rounds += 1
+            work -= result.checks * variables
             least_s = MOVED * self.base_s
-            if self.best_s < best_s - least_s or self.bound_s > bound_s + least_s:
-                self.idle_rounds = self.idle_checks = 0
-            else:
-                self.idle_rounds += 1
-                self.idle_checks += result.checks
+            gained = self.best_s < best_s - least_s or self.bound_s > bound_s + least_s
+            self.idle_rounds = 0 if gained else self.idle_rounds + 1
             if not result.ended:
                 break
         return found
@@ -245,6 +255,8 @@ class _Portfolio:
             order = polish(self.arrays, order, self.problem.budget_nbytes, self.deadline)
             result = evaluate(self.arrays, order)
             fits = result.valid and result.peak_nbytes <= self.problem.budget_nbytes
+            if fits:
+                self.note(result.time_s, order)
             if fits and result.time_s < self.best_s:
                 self.best, self.best_s, self.method = order, result.time_s, method
                 if self.best_s < self.bound_s - 1e-9 * self.base_s:
@@ -277,26 +289,51 @@ class _Portfolio:
                 self.warn(f"solver {name!r} {problem}")
         return found
 
-    def search(self, starts: list[Ints], seed: int) -> None:
-        """Short walks from every start, then longer ones from the best."""
-        moves = (
-            default_moves(len(self.arrays.backward)) if self.settings.moves is None else self.settings.moves
-        )
-        trace = np.arange(len(self.arrays.backward), dtype=np.int64)
-        walks: list[tuple[Ints | None, float, float, float]] = []
-        share = 0.3 / (2 * len(starts))
-        for each in starts:
-            walks += [(each, share, 0.1, 0.3), (each, share, 1.0, 0.02)]
-        walks.append((trace, 0.1, 2.0, 0.02))
-        walks += [(None, 0.1, hot, price) for price in (0.02, 0.3, 0.02) for hot in (1.0, 0.2)]
-        for i, (start, share, hot, price) in enumerate(walks):
+    def note(self, time_s: float, order: Ints) -> None:
+        """Keep a plan if it is among the fastest; plans of the same time count as the same."""
+        if all(abs(time_s - known_s) > 1e-12 * self.base_s for known_s, _ in self.plans):
+            self.plans = sorted([*self.plans, (time_s, order)], key=lambda plan: plan[0])[:OTHERS]
+
+    def search(self, starts: list[Ints], seed: int, idle: int = 0) -> None:
+        """Short walks from every start, then from the best plan and others by turns, while they gain.
+
+        `idle` walks have gained nothing before.
+        """
+        ops = len(self.arrays.backward)
+        most = default_moves(ops) if self.settings.moves is None else self.settings.moves
+        left, each = most, min(most, round(WALK_MOVES * min(1.0, FULL_OPS / ops)))
+        walks = self.walks(starts)
+        done = 0
+        while left > 0 and each > 0:
             if self.closed(2 * self.settings.gap) or self.deadline.reached():
                 return
-            order: Ints | None = start if start is not None else self.best
-            assert order is not None
-            walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, seed + i, price)
-            worth = min(1.0, (self.best_s - self.bound_s) / (NARROW * self.base_s))
-            found = walk.anneal(round(moves * share * worth), hot, 0.01, self.deadline)
+            if done >= len(FROM_START) * len(starts) and idle >= self.patience:
+                return
+            order, hot, price = next(walks)
+            walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, seed + done, price)
+            before_s = self.best_s
+            found = walk.anneal(min(each, left), hot, 0.01, self.deadline)
             self.moves += walk.tried
+            left -= each
+            done += 1
             if found is not None:
                 self.add_start(found, "search")
+            idle = 0 if self.best_s < before_s - MOVED * self.base_s else idle + 1
+
+    @property
+    def patience(self) -> int:
+        """Walks without a gain after which the search ends."""
+        if self.closed(NARROW):
+            return IDLE_WALKS // 2
+        return IDLE_WALKS if self.closed(WIDE) else WIDE_IDLE_WALKS
+
+    def walks(self, starts: list[Ints]) -> Iterator[tuple[Ints, float, float]]:
+        """Where walks begin, with which temperature and price; without end."""
+        for start in starts:
+            for hot, price in FROM_START:
+                yield start, hot, price
+        for i in itertools.count():
+            assert self.best is not None
+            for hot, price in FROM_BEST:
+                yield self.best, hot, price
+            yield self.plans[i % len(self.plans)][1], *FROM_OTHERS[i % len(FROM_OTHERS)]
