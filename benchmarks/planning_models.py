@@ -1,4 +1,4 @@
-"""The graphs on which planning is timed: the tests' models, twenty that no other table holds, and two deep ones.
+"""The graphs on which planning is timed: the tests' models, twenty of no other table, and two deep ones.
 
 Times are a roofline's, so a graph does not depend on the machine: the tests' models on that of a CPU, the
 others in bfloat16, at batches for a GPU, traced from shapes on the meta device. All exact ways are on offer.
@@ -101,7 +101,9 @@ UNSEEN: Mapping[str, Callable[[], Made]] = {
     "gemma2": lambda: words(
         "Gemma2ForCausalLM", "Gemma2Config", 2, 1024, intermediate_size=4096, num_key_value_heads=8, **SMALL
     ),
-    "gpt_neox": lambda: words("GPTNeoXForCausalLM", "GPTNeoXConfig", 4, 1024, intermediate_size=4096, **SMALL),
+    "gpt_neox": lambda: words(
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", 4, 1024, intermediate_size=4096, **SMALL
+    ),
     "bart": lambda: words(
         "BartForConditionalGeneration", "BartConfig", 8, 512, encoder_layers=4, decoder_layers=4
     ),

@@ -8,7 +8,7 @@ import pytest
 from remat_facade import NoRoom
 from remat_facade.cli.app import main
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import RecomputePlanner
+from remat_facade.planning.planner import RecomputePlanner, default_limit_s
 from remat_graph import noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
 from remat_solvers.testing import chain
@@ -79,3 +79,26 @@ def test_an_error_of_plans_that_move_says_that_time_was_up() -> None:
     text = str(NoRoom(**figures, cut_short=True))
     assert "raise the time limit, raise either budget" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("ops", "limit_s"), [(1, 20.0), (1_000, 20.0), (5_500, 40.0), (10_000, 60.0), (50_000, 60.0)]
+)
+def test_the_default_limit_grows_with_the_graph(ops: int, limit_s: float) -> None:
+    """Linear between two sizes."""
+    assert default_limit_s(ops) == limit_s
+
+
+def test_the_default_limit_bounds_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit of the user's, the deadline has the default; with one, it has that."""
+    limits = []
+
+    def made(limit: float | None, tell: Any) -> Deadline:
+        limits.append(limit)
+        return Deadline(limit, tell)
+
+    monkeypatch.setattr("remat_facade.planning.planner.Deadline", made)
+    graph = chain(8)
+    RecomputePlanner(budget="100%")(graph)
+    RecomputePlanner(budget="100%", method=Method(time_limit_s=100.0))(graph)
+    assert limits == [default_limit_s(len(graph.ops)), 100.0]

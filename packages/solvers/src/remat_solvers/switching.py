@@ -9,10 +9,10 @@ and some that flips switches while it searches sequences (`local_search.joint`);
 the two; and short annealing again, which flips switches of that plan. Where a cheap plan of all off fits, all
 off is planned as a graph without switches is, and another decision only if it is better by more than solves
 differ, so that a choice does not lose to none. Whole families that may be better are planned by the solver as
-well: all of them on small graphs, two on larger ones if the best plan is far from the bound. Where solves are
-quick, a smaller distance is far. Where nothing fits, the solver gets the decision that could need the least
-memory, then the one with the smallest peak. A solver that takes no `starts` plans all off, all on, one family
-on and one family off in the order of their bounds. The bound of the whole is that of the relaxed graph.
+well: all of them on small graphs, on larger ones the two that are best after short annealing, if the best
+plan is far from the bound. Where nothing fits, the solver gets the decision that could need the least memory,
+then the one with the smallest peak. A solver that takes no `starts` plans all off, all on, one family on and
+one family off in the order of their bounds. The bound of the whole is that of the relaxed graph.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -49,10 +49,10 @@ STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
 NEAR, FAR = 0.005, 0.02  # ratios of base time, between plan and bound
-MOST_FAMILIES = 2  # that are searched longer on larger graphs
-# Walks that choose them: moves up to FULL_OPS, and (start temperature, price).
+MOST_FAMILIES = 2  # that the solver plans on larger graphs
+# Annealing that chooses them: moves up to FULL_OPS, and (start temperature, price).
 FAMILY_MOVES, FULL_OPS = 40_000, 600
-FAMILY_WALKS = ((0.1, 0.3), (1.0, 3.0))
+FAMILY_ANNEALING = ((0.1, 0.3), (1.0, 3.0))
 GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
 
@@ -228,21 +228,20 @@ class _Decisions:
         if len(graph.ops) <= SMALL_OPS:
             self.solve_families()
         else:
-            self.walk_families(self.families_worth(solution))
+            self.anneal_families(self.families_worth(solution))
         self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
         return self.best(solution.stats, *peaks)
 
     def families_worth(self, solution: Solution) -> int:
-        """How many whole families are searched after `solution`, the solver's plan of one decision."""
-        ops = len(self.graph.ops)
+        """How many whole families the solver should plan after `solution`, its plan of one decision."""
         if not self.search.fitting or self.closed(NEAR):
             return 0
         # Where that plan is as good as proven, solves are quick, and only another decision is better.
         proven = solution.time_s is not None and (
             solution.time_s - solution.lower_bound_s <= GAP * self.graph.time_s
         )
-        return MOST_FAMILIES if proven or ops <= MEDIUM_OPS or not self.closed(FAR) else 0
+        return MOST_FAMILIES if proven or len(self.graph.ops) <= MEDIUM_OPS or not self.closed(FAR) else 0
 
     def chosen(self) -> list[DecidedOrder]:
         """The decisions that the solver plans, until one fits."""
@@ -309,11 +308,11 @@ class _Decisions:
                 return
             self.decided(one, afresh=True)
 
-    def walk_families(self, most: int) -> None:
-        """Short walks of every whole family that may still be better; the solver's plans of the `most` best."""
+    def anneal_families(self, most: int) -> None:
+        """Anneal every whole family that may still be better; the solver plans the `most` best."""
         moves = round(FAMILY_MOVES * min(1.0, FULL_OPS / len(self.graph.ops))) if self.moves else 0
         tried = [one.made.on for one in self.open_families()] if most and moves else []
-        for on, (hot, price) in itertools.product(tried, FAMILY_WALKS):
+        for on, (hot, price) in itertools.product(tried, FAMILY_ANNEALING):
             if self.closed() or self.deadline.reached():
                 return
             self.search.anneal_sequence(self.search.found[on], moves, hot, price, self.deadline)
@@ -323,7 +322,7 @@ class _Decisions:
             self.decided(one, afresh=True)
 
     def open_families(self) -> Iterator[DecidedOrder]:
-        """The whole families that the solver has not planned and whose bound is below the best, best first."""
+        """Whole families that the solver has not planned and whose bound is below the best; best first."""
         whole = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
         for one in sorted(filter(None, whole), key=self.search.rank):
             best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")

@@ -51,7 +51,8 @@ class Rockmate(BudgetedModule):
         config: a `Config`, the path of one, or a type's name: the planning method and its options.
         solver: the name of a registered solver, instead of a config.
         seed: seeds the solver's random choices; 0 keeps the config's seed.
-        time_limit_s: wall-clock seconds for the solver; None keeps the config's limit.
+        time_limit_s: wall-clock seconds for the solver; None keeps the config's limit, or else 20 s up to
+            1,000 ops and 60 s at 10,000.
         cache_dir: the folder of measured times and saved plans; None for the default folder.
         plan: a saved plan (or its path) for this model and sample, instead of planning again.
         platform: a cost platform that gives the times, instead of measuring them.

@@ -155,7 +155,7 @@ class OffmatePlanner(StepPlanner):
             host_peak_nbytes=max(plan.host_peak_nbytes, again.host_peak_nbytes),
         )
 
-    def saved_as(self) -> Method:
+    def saved_as(self, graph: Graph) -> Method:
         """The key of saved plans, in addition to graph, budget and source of times."""
         training = self.training
         return Method(

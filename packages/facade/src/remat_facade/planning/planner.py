@@ -42,7 +42,18 @@ SAVED = "saved"
 """Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
 
 
+LIMIT_S, LARGE_LIMIT_S, LIMIT_OPS, LARGE_OPS = 20.0, 60.0, 1_000, 10_000
+"""Seconds for planning if no limit is given: for small and for large graphs, and what these are, in ops."""
+
+SOLVE_SHARE = 0.75  # of the limit; then the search for the smallest budget begins, if nothing was found
+
 _ANY_NBYTES = 2**63 - 1  # stands for the budget in the key of a schedule with the smallest peak
+
+
+def default_limit_s(ops: int) -> float:
+    """The limit by the clock for planning a graph of n ops, if the user gives none: linear between sizes."""
+    large = (ops - LIMIT_OPS) / (LARGE_OPS - LIMIT_OPS)
+    return LIMIT_S + (LARGE_LIMIT_S - LIMIT_S) * min(1.0, max(0.0, large))
 
 
 def silent(_: str) -> None:
@@ -68,8 +79,8 @@ class StepPlanner(ABC):
         """Run a solver; `began_s` is the time at which planning began."""
 
     @abstractmethod
-    def saved_as(self) -> Method:
-        """The key of saved plans, in addition to graph, budget and source of times."""
+    def saved_as(self, graph: Graph) -> Method:
+        """The key of saved plans, in addition to graph, budget and source of times; with the time limit."""
 
     def serves(self, graph: Graph, plan: Plan) -> bool:
         """Whether a saved plan of this graph and budget is still valid."""
@@ -95,7 +106,7 @@ class StepPlanner(ABC):
         """
         began_s = time.perf_counter()
         budget_nbytes = self.budget_for(graph)
-        method = self.saved_as()
+        method = self.saved_as(graph)
         plan = None if self.zoo is None else self.zoo.find(graph, budget_nbytes, method)
         if plan is not None and self.serves(graph, plan):
             solving_s = plan.solver_stats.get(SOLVING_S) or plan.solver_stats.get(PLANNING_S)
@@ -179,11 +190,16 @@ class RecomputePlanner(StepPlanner):
             raise BadBudget(budget=str(self.budget), problem=problem)
         return nbytes - self.reserve_nbytes
 
-    def saved_as(self) -> Method:
+    def saved_as(self, graph: Graph) -> Method:
         """The method and the state of ``.grad``: all that a plan of this planner depends on."""
-        if self.grads is Grads.NEW:
-            return self.method
-        return attrs.evolve(self.method, parameters={**self.method.parameters, "grads": self.grads})
+        present = {} if self.grads is Grads.NEW else {"grads": self.grads}
+        parameters = {**self.method.parameters, **present}
+        return attrs.evolve(self.method, time_limit_s=self.limit_s(graph), parameters=parameters)
+
+    def limit_s(self, graph: Graph) -> float:
+        """The limit by the clock for planning a graph, in seconds."""
+        limit_s = self.method.time_limit_s
+        return default_limit_s(len(graph.ops)) if limit_s is None else limit_s
 
     def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan; its budget is granted to later graphs too."""
@@ -198,10 +214,12 @@ class RecomputePlanner(StepPlanner):
             NotFound: this solver found no schedule, but one exists.
             OverBudget: the schedule of the solver exceeds its budget, by the referee.
         """
-        deadline = Deadline(self.method.time_limit_s, self._tell)
+        deadline = Deadline(self.limit_s(graph), self._tell)
+        part = deadline.share(SOLVE_SHARE)
+        part.on_progress = deadline.on_progress
         solver = get_solver(self.method.solver, **self.method.parameters)
         solve = solve_switches if self.grads is Grads.NEW else solve_present
-        solution = solve(solver, Problem(graph, budget_nbytes), deadline)
+        solution = solve(solver, Problem(graph, budget_nbytes), part)
         schedule = (
             solution.schedule
             or self._named(graph, budget_nbytes)

@@ -3,11 +3,12 @@
 Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
 solvers of other packages, if requested; a short walk, if nothing fits yet; the coarse program, round by round
-while it gains, whose solutions are also starts and often optimal; interval DP; cuts at the boundary
-(`mincut`). Each start is polished. Rounds of sequence annealing follow: short walks from every start and from
-the unplanned sequence, cold and warm, then walks from the best. If no start fits, the search for the smallest
-peak runs. If a wide gap remains, the coarse program gets more work, and the search continues from what it
-found. A candidate counts only if the referee accepts it, and no schedule over the budget is returned.
+while it is cheap and gains, whose solutions are also starts and often optimal; interval DP; cuts at the
+boundary (`mincut`). Each start is polished. Sequence annealing follows: a short cold and a short warm walk
+from every start, then walks from the best plan and from other fast ones by turns, until several in a row gain
+nothing: the wider the gap, the more. If no start fits, the search for the smallest peak runs. If a wide gap
+remains and the coarse program has found a best plan, it gets more work, and the search continues there. A
+candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -43,22 +44,22 @@ Stats = dict[str, int | float | str | bool]
 CUTS = 12  # prices for the cut between forward and backward
 WIDE = 0.01  # a gap, as a ratio of base time, that justifies a second effort
 NARROW = 0.003  # a gap that justifies a full effort: below it the search gets less work in proportion
-# Work of the coarse program: checks times variables, about 10 us each. On 15 graphs of 200 to 900 ops, rounds
-# within the first of these gave all but a fifth of a point of the bound and all plans that walks did not beat.
+# Work of the coarse program: checks times variables, about 10 us each. On 15 graphs of 200 to 900 ops, the
+# first of these gave all but a fifth of a point of the bound, and all plans that the search does not find.
 COARSE_WORK, MORE_COARSE_WORK = 60_000, 150_000
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
-IDLE_ROUNDS, MOVED = 3, 1e-4  # rounds end after so many that gain less than this share of base time
+IDLE_ROUNDS, MOVED = 3, 1e-4  # rounds end after three that gain less than this share of base time
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
 FULL_OPS = 600  # larger graphs get fewer moves in proportion, because a move takes longer
 # Walks: their moves, and (start temperature, price of memory). Long walks find little more than short ones
 # from the best plan, but much more from several starts than from one (9 graphs at 20 to 40 %).
-WALK_MOVES = 40_000
+WALK_MOVES = 50_000
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
-FROM_BEST = ((0.1, 0.3), (0.3, 0.3))
+FROM_BEST = ((0.1, 0.3), (1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
 FROM_OTHERS = ((1.0, 3.0), (1.0, 0.3), (0.3, 3.0))
 OTHERS = 4  # of the fastest plans that differ
-# Walks after which the search ends if none of them gained `MOVED`, where the gap is narrow and where it is wide.
-IDLE_WALKS, WIDE_IDLE_WALKS = 6, 12
+# Gaps, and the walks after which the search ends if none of them gained `MOVED`; more at any wider gap.
+PATIENCE, MOST_PATIENCE = ((NARROW, 3), (WIDE, 6), (0.03, 12)), 20
 
 
 @attrs.frozen(kw_only=True)
@@ -130,6 +131,7 @@ class _Portfolio:
         self.method = ""
         self.plans: list[tuple[float, Ints]] = []  # the fastest that differ
         self.moves = self.rounds = self.idle_rounds = 0
+        self.coarse_gained = False  # whether a round found the best plan of its time
 
     def solve(self) -> Solution:
         graph, budget = self.problem.graph, self.problem.budget_nbytes
@@ -161,7 +163,8 @@ class _Portfolio:
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
         if self.best is not None:
             self.search(starts, self.settings.seed)
-            if self.settings.proofs and not (self.closed(WIDE) or self.idle_rounds >= IDLE_ROUNDS):
+            # The search finds more than further rounds, unless a round has found what no walk had.
+            if self.coarse_gained and not (self.closed(WIDE) or self.idle_rounds >= IDLE_ROUNDS):
                 refined = self.refine(coarse, MORE_COARSE_WORK, deadline)
                 self.search(refined, self.settings.seed + 1000, idle=self.patience)
         stats: Stats = {"method": self.method, "moves": self.moves, "rounds": self.rounds}
@@ -216,7 +219,11 @@ class _Portfolio:
     def refine(self, coarse: CoarseBound, work: int, deadline: Deadline) -> list[Ints]:
         """Solve rounds of the coarse program while they finish, are cheap, and gain; return the sequences."""
         found: list[Ints] = []
-        while self.settings.proofs and self.idle_rounds < IDLE_ROUNDS and not (coarse.finished or deadline.reached()):
+        while (
+            self.settings.proofs
+            and self.idle_rounds < IDLE_ROUNDS
+            and not (coarse.finished or deadline.reached())
+        ):
             variables = max(1, coarse.variables)
             checks = min(CHECKS, work // variables)
             if checks < LEAST_CHECKS or (self.closed() and not coarse.proving):
@@ -239,6 +246,7 @@ class _Portfolio:
             self.rounds += 1
             work -= result.checks * variables
             least_s = MOVED * self.base_s
+            self.coarse_gained |= self.best_s < best_s - least_s
             gained = self.best_s < best_s - least_s or self.bound_s > bound_s + least_s
             self.idle_rounds = 0 if gained else self.idle_rounds + 1
             if not result.ended:
@@ -301,10 +309,10 @@ class _Portfolio:
         """
         ops = len(self.arrays.backward)
         most = default_moves(ops) if self.settings.moves is None else self.settings.moves
-        left, each = most, min(most, round(WALK_MOVES * min(1.0, FULL_OPS / ops)))
+        each = min(most, round(WALK_MOVES * min(1.0, FULL_OPS / ops)))
         walks = self.walks(starts)
         done = 0
-        while left > 0 and each > 0:
+        while each > 0 and done * each < (most if self.closed(WIDE) else 2 * most):
             if self.closed(2 * self.settings.gap) or self.deadline.reached():
                 return
             if done >= len(FROM_START) * len(starts) and idle >= self.patience:
@@ -312,9 +320,8 @@ class _Portfolio:
             order, hot, price = next(walks)
             walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, seed + done, price)
             before_s = self.best_s
-            found = walk.anneal(min(each, left), hot, 0.01, self.deadline)
+            found = walk.anneal(each, hot, 0.01, self.deadline)
             self.moves += walk.tried
-            left -= each
             done += 1
             if found is not None:
                 self.add_start(found, "search")
@@ -323,9 +330,7 @@ class _Portfolio:
     @property
     def patience(self) -> int:
         """Walks without a gain after which the search ends."""
-        if self.closed(NARROW):
-            return IDLE_WALKS // 2
-        return IDLE_WALKS if self.closed(WIDE) else WIDE_IDLE_WALKS
+        return next((walks for gap, walks in PATIENCE if self.closed(gap)), MOST_PATIENCE)
 
     def walks(self, starts: list[Ints]) -> Iterator[tuple[Ints, float, float]]:
         """Where walks begin, with which temperature and price; without end."""
