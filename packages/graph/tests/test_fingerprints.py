@@ -6,8 +6,9 @@ import attrs
 import pytest
 from hypothesis import given, settings
 
-from remat_graph import Graph, Implementation, Op, Role, Value, fingerprint
+from remat_graph import Graph, Implementation, Op, Role, Value, fingerprint, structure
 from remat_graph.testing.random_graphs import random_graph
+from remat_graph.testing.resized import resized
 from remat_graph.testing.strategies import graphs
 
 
@@ -94,3 +95,14 @@ def test_the_order_of_conditions_does_not_matter() -> None:
     pairs = (("mode", "train"), ("autocast", "off"))
     one, other = (attrs.evolve(random_graph(1), conditions=p) for p in (pairs, pairs[::-1]))
     assert fingerprint(one) == fingerprint(other)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_other_sizes_have_the_same_structure(seed: int) -> None:
+    """Bytes, times and keys are left out; what reads what is not."""
+    graph = random_graph(seed)
+    other = resized(graph, seed)
+    assert structure(other) == structure(graph)
+    assert fingerprint(other) != fingerprint(graph)
+    shorter = attrs.evolve(graph, ops=graph.ops[:-1])
+    assert structure(shorter) != structure(graph)

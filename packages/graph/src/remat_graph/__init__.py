@@ -12,7 +12,7 @@ from remat_graph.errors import (
     RematError,
     UnknownPlatform,
 )
-from remat_graph.fingerprint import fingerprint
+from remat_graph.fingerprint import fingerprint, structure
 from remat_graph.ir import Alternative, Graph, Implementation, Op, Placement, Role, Update, Value
 from remat_graph.links import Links
 from remat_graph.plan import Plan
@@ -102,6 +102,7 @@ __all__ = [
     "save_platform",
     "simulate",
     "specialize",
+    "structure",
     "switches_on",
     "verify",
     "with_platform",

@@ -30,6 +30,27 @@ def fingerprint(graph: Graph) -> str:
     return PREFIX + hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
+def structure(graph: Graph) -> str:
+    """Hash of what graphs of one model at several sizes share: a sha256 in hex.
+
+    The ops (target, direction, rerun, the inputs and outputs of each implementation, alternatives) and the
+    values (role, external, links), by index. Bytes, times, keys and conditions are left out.
+    """
+    content = [
+        [[value.role.value, value.external, value.of, value.replaces] for value in graph.values],
+        [
+            [
+                *(op.target, op.backward, op.rerun),
+                [[list(each.inputs), list(each.outputs)] for each in op.implementations],
+                [[each.switch, each.first, each.again] for each in op.alternatives],
+            ]
+            for op in graph.ops
+        ],
+    ]
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
 def _value(value: Value, chunks: dict[str, int]) -> list[Any]:
     chunk = None if value.chunk_of is None else chunks.setdefault(value.chunk_of, len(chunks))
     placement = None if value.placement is None else value.placement.value

@@ -27,6 +27,7 @@ from remat_solvers.solve import solve
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from remat_solvers.carrying import Carried
     from remat_solvers.present_gradients import min_present_budget, solve_present
     from remat_solvers.queries import (
         BudgetPoint,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadParameter",
     "BudgetPoint",
+    "Carried",
     "Deadline",
     "InfeasibleBudget",
     "MaxBatch",
@@ -80,8 +82,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the queries, which need numpy and the compiled parts, when one is first used."""
     if name in __all__:
-        from remat_solvers import present_gradients, queries, switching
+        from remat_solvers import carrying, present_gradients, queries, switching
 
-        found = next(module for module in (present_gradients, switching, queries) if hasattr(module, name))
+        modules = (present_gradients, switching, queries, carrying)
+        found = next(module for module in modules if hasattr(module, name))
         return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

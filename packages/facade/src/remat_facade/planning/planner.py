@@ -15,9 +15,20 @@ import attrs
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
-from remat_graph import BadBudget, Budget, Grads, Graph, Plan, Schedule, format_nbytes, format_seconds
+from remat_graph import (
+    BadBudget,
+    Budget,
+    Grads,
+    Graph,
+    Plan,
+    Schedule,
+    format_nbytes,
+    format_seconds,
+    structure,
+)
 from remat_graph.errors import shown
 from remat_solvers import (
+    Carried,
     Deadline,
     Problem,
     Solution,
@@ -47,6 +58,9 @@ LIMIT_S, LARGE_LIMIT_S, LIMIT_OPS, LARGE_OPS = 20.0, 60.0, 1_000, 10_000
 
 SOLVE_SHARE = 0.75  # of the limit; then the search for the smallest budget begins, if nothing was found
 
+WIDER = 0.01
+"""How much farther from its bound a plan may be that is carried over from another size, in base times."""
+
 _ANY_NBYTES = 2**63 - 1  # stands for the budget in the key of a schedule with the smallest peak
 
 
@@ -54,6 +68,11 @@ def default_limit_s(ops: int) -> float:
     """The limit by the clock for planning a graph of n ops, if the user gives none: linear between sizes."""
     large = (ops - LIMIT_OPS) / (LARGE_OPS - LIMIT_OPS)
     return LIMIT_S + (LARGE_LIMIT_S - LIMIT_S) * min(1.0, max(0.0, large))
+
+
+def carried(plan: Plan) -> bool:
+    """Whether a plan was not searched for, but carried over from another size of the same step."""
+    return plan.solver_stats.get("method") == "carried"
 
 
 def silent(_: str) -> None:
@@ -115,7 +134,7 @@ class StepPlanner(ABC):
             return self.finished(attrs.evolve(plan, solver_stats=stats), budget_nbytes)
         self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
         plan = self.finished(self.solve(graph, budget_nbytes, began_s), budget_nbytes)
-        if self.zoo is not None:
+        if self.zoo is not None and not carried(plan):
             self.zoo.keep(graph, budget_nbytes, method, plan)
         return plan
 
@@ -129,6 +148,7 @@ class RecomputePlanner(StepPlanner):
         grads: the state of ``.grad`` that the planned calls find.
         device_nbytes: memory of the device; None if unknown.
         device: name of the device, for messages.
+        similar: per structure and state of ``.grad``, the latest plan that was searched for.
         granted_nbytes: the budget of the first graph. A percentage is of each graph, but a smaller graph (the
             last batch of an epoch, for example) gets no less than this.
     """
@@ -138,6 +158,7 @@ class RecomputePlanner(StepPlanner):
     device_nbytes: int | None = None
     device: str = ""
     granted_nbytes: int = 0
+    similar: dict[tuple[str, Grads], Plan] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         reserve: object = self.reserve_nbytes
@@ -219,13 +240,14 @@ class RecomputePlanner(StepPlanner):
         part.on_progress = deadline.on_progress
         solver = get_solver(self.method.solver, **self.method.parameters)
         solve = solve_switches if self.grads is Grads.NEW else solve_present
-        solution = solve(solver, Problem(graph, budget_nbytes), part)
+        problem = Problem(graph, budget_nbytes)
+        solution = self._carried(solve, problem, part) or solve(solver, problem, part)
         schedule = (
             solution.schedule
             or self._named(graph, budget_nbytes)
             or self._smallest(graph, budget_nbytes, deadline, solution)
         )
-        return Plan.from_schedule(
+        plan = Plan.from_schedule(
             graph,
             schedule,
             budget_nbytes=budget_nbytes,
@@ -237,6 +259,22 @@ class RecomputePlanner(StepPlanner):
             deadline_hit=deadline.hit,
             grads=self.grads,
         )
+        if not carried(plan):
+            self.similar[structure(graph), self.grads] = plan
+        return plan
+
+    def _carried(
+        self, solve: Callable[..., Solution], problem: Problem, deadline: Deadline
+    ) -> Solution | None:
+        """The plan of a graph that differs in sizes alone, repaired, if it is about as near to its bound."""
+        known = self.similar.get((structure(problem.graph), self.grads))
+        if known is None or self.method.solver != "auto":
+            return None
+        solution = solve(Carried(schedule=known.schedule), problem, deadline)
+        if solution.overhead is None:
+            return None
+        gap = solution.overhead - solution.lower_bound_overhead
+        return solution if gap <= known.gap + WIDER else None
 
     def _named(self, graph: Graph, budget_nbytes: int) -> Schedule | None:
         """The schedule of the smallest budget that an error has named, if it fits this one."""
