@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import record
 from remat_executor import estimated_graph
 from remat_executor.ways.registry import EXACT, rounding_families
+from remat_executor.ways.substitution import Family
 from remat_graph import Graph, Roofline, noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, get_solver, min_budget, solve_switches
 from tests.helpers.models import import_torchvision, import_transformers
@@ -177,14 +178,18 @@ MODELS: Mapping[str, Callable[[], Made]] = {
 
 def traced(name: str, *, ways: str) -> Graph:
     """The graph of a model's step, with the ways of ``"none"``, ``"exact"`` or ``"rounding"``."""
-    model, inputs = MODELS[name]()
+    families = {"none": (), "exact": EXACT, "rounding": rounding_families()}
+    return traced_step(*MODELS[name](), ways=families[ways])
+
+
+def traced_step(model: nn.Module, inputs: Mapping[str, Tensor], *, ways: tuple[Family, ...]) -> Graph:
+    """The graph of a training step in bfloat16, with batch norms in float32, on the `Roofline()` platform."""
     model = model.bfloat16().train()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.float()
     inputs = {key: t.bfloat16() if t.is_floating_point() else t for key, t in inputs.items()}
-    families = {"none": (), "exact": EXACT, "rounding": rounding_families()}
-    return estimated_graph(model, (), inputs, Roofline(), ways=families[ways])
+    return estimated_graph(model, (), inputs, Roofline(), ways=ways)
 
 
 @attrs.frozen(kw_only=True)

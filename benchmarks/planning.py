@@ -88,11 +88,12 @@ class Row:
 class _Watched(RecomputePlanner):
     """A planner that notes when the first valid plan is known."""
 
-    first_s: float | None = None
+    first_at_s: float | None = None
 
     def _tell(self, progress: SolverProgress) -> None:
-        if self.first_s is None and progress.time_s is not None:
-            self.first_s = progress.elapsed_s
+        # By the clock, because parts of a solve report the seconds since they began themselves.
+        if self.first_at_s is None and progress.time_s is not None:
+            self.first_at_s = time.perf_counter()
 
 
 def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | None) -> Row:
@@ -105,7 +106,7 @@ def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | 
     except InfeasibleBudget as error:
         smallest_nbytes = error.smallest_nbytes
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - worked_s
-    first_s = planner.first_s
+    first_s = None if planner.first_at_s is None else planner.first_at_s - began_s
     return Row(
         model=name,
         ops=len(graph.ops),
@@ -172,7 +173,7 @@ def may_take_s(ops: int) -> float:
 def judge(found: list[Row], before: dict[tuple[str, str], Row]) -> list[str]:
     """What is wrong."""
     wrong = []
-    saved = lost = 0.0
+    earlier_sum = sum_now = 0.0
     for row in found:
         here = f"{row.model} at {row.budget}"
         if row.limit_s is None and row.wall_s > may_take_s(row.ops):
@@ -187,11 +188,11 @@ def judge(found: list[Row], before: dict[tuple[str, str], Row]) -> list[str]:
         if row.overhead is None:
             wrong.append(f"{here}: no plan, and {earlier.overhead:+.2%} before")
             continue
-        saved, lost = saved + earlier.overhead, lost + row.overhead
+        earlier_sum, sum_now = earlier_sum + earlier.overhead, sum_now + row.overhead
         if row.overhead > earlier.overhead + WORSE:
             wrong.append(f"{here}: {row.overhead:+.2%}, and {earlier.overhead:+.2%} before")
-    if lost > saved:
-        wrong.append(f"all overheads together: {lost:.2%}, and {saved:.2%} before")
+    if sum_now > earlier_sum:
+        wrong.append(f"all overheads together: {sum_now:.2%}, and {earlier_sum:.2%} before")
     return wrong
 
 

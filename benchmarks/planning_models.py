@@ -134,13 +134,4 @@ def graphs(names: list[str]) -> Iterator[tuple[str, Graph]]:
             yield case.name, estimated_graph(model, *case.sample(0), CPU, ways=EXACT)
     for name, make in {**UNSEEN, **DEEP}.items():
         if name in names:
-            yield name, _traced(*make())
-
-
-def _traced(model: nn.Module, inputs: dict[str, Tensor]) -> Graph:
-    model = model.bfloat16().train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.float()
-    inputs = {key: t.bfloat16() if t.is_floating_point() else t for key, t in inputs.items()}
-    return estimated_graph(model, (), inputs, Roofline(), ways=EXACT)
+            yield name, implementations.traced_step(*make(), ways=EXACT)

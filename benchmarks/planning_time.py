@@ -34,6 +34,7 @@ import attrs
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import implementations, record
+from benchmarks.planning_models import CPU
 from remat_executor import estimated_graph
 from remat_executor.ways.registry import EXACT
 from remat_facade import Hiremate
@@ -44,7 +45,6 @@ from remat_solvers.bounds.decisions import combinations_of
 from tests.helpers.acceptance import whole_step
 from tests.helpers.models import CASES, ModelCase
 
-CPU = Roofline(flops_per_s=5e10, nbytes_per_s=8e9)
 LIMIT_OPS = 1_200  # larger ones of the tests' models add little to the comparison
 GROWTH = 1.5
 SLOWER = 1e-3

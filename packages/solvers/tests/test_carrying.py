@@ -63,21 +63,24 @@ def test_it_is_hardly_slower_than_a_plan_that_was_searched_for(name: str, share:
 
 
 @pytest.mark.parametrize("switches", [2, 8])
-@pytest.mark.parametrize("seed", range(25))
-def test_the_referee_accepts_it(seed: int, switches: int) -> None:
+def test_the_referee_accepts_it(switches: int) -> None:
     """Random graphs with few and with many switches: what is found fits and has the referee's seconds."""
-    graph = with_random_switches(random_graph(seed), seed, most=switches)
-    other = resized(graph, seed)
-    verify(other)
-    budget_nbytes = budget_at(other, 0.8)
-    solution = solve_switches(Carried(schedule=any_plan(graph)), Problem(other, budget_nbytes))
-    if solution.schedule is None:
-        assert solution.status in (Status.NOT_FOUND, Status.INFEASIBLE)
-        return
-    timeline = simulate(other, solution.schedule)
-    assert timeline.peak_nbytes <= budget_nbytes
-    assert solution.time_s == pytest.approx(timeline.time_s)
-    assert solution.lower_bound_s <= solution.time_s
+    found = 0
+    for seed in range(25):
+        graph = with_random_switches(random_graph(seed), seed, most=switches)
+        other = resized(graph, seed)
+        verify(other)
+        budget_nbytes = budget_at(other, 0.8)
+        solution = solve_switches(Carried(schedule=any_plan(graph)), Problem(other, budget_nbytes))
+        if solution.schedule is None:
+            assert solution.status in (Status.NOT_FOUND, Status.INFEASIBLE)
+            continue
+        found += 1
+        timeline = simulate(other, solution.schedule)
+        assert timeline.peak_nbytes <= budget_nbytes
+        assert solution.time_s == pytest.approx(timeline.time_s)
+        assert solution.lower_bound_s <= solution.time_s
+    assert found >= 10, "too few plans to show anything"
 
 
 def test_steps_that_find_gradients_are_carried_too() -> None:
@@ -101,7 +104,7 @@ def test_nothing_is_found_where_nothing_fits() -> None:
     deadline = Deadline(0.0)
     found = Carried(schedule=schedule).solve(tight, deadline)
     assert deadline.hit
-    assert found.feasible or found.status is Status.NOT_FOUND
+    assert found.status is Status.NOT_FOUND
 
 
 def test_it_is_deterministic() -> None:

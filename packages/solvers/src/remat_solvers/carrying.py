@@ -16,12 +16,12 @@ import attrs
 from remat_graph import Schedule
 from remat_solvers.bounds.decisions import bounding_graphs, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate, flatten
-from remat_solvers.local_search.anneal import AnnealingWalk
+from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict
 from remat_solvers.local_search.joint import FIRST_PRICE, JointSearch
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge_schedule
 
-MOVES, FULL_OPS = 20_000, 600  # of each annealing; larger graphs get fewer in proportion
+MOVES = 20_000  # of each annealing
 ANNEALING = ((0.1, 0.3), (0.3, 0.3), (0.1, 0.3))  # start temperature, price of memory
 
 
@@ -51,11 +51,11 @@ def _carry_over(problem: Problem, schedule: Schedule, deadline: Deadline | None)
         return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=lower_s)
     search = JointSearch(graph, budget_nbytes)
     search.take(schedule, deadline)
+    moves = fewer_moves(MOVES, len(graph.ops))
     for one in list(search.found.values()):
         if one.peak_nbytes > budget_nbytes:
             arrays = flatten(one.made.graph)
             order = evict(arrays, budget_nbytes, deadline, one.order)
-            moves = _moves(len(graph.ops))
             if evaluate(arrays, order).peak_nbytes > budget_nbytes:
                 repair = AnnealingWalk(arrays, order, budget_nbytes, 0, FIRST_PRICE)
                 reached = repair.reach(2 * moves, 1.0, 0.1, deadline)
@@ -66,7 +66,7 @@ def _carry_over(problem: Problem, schedule: Schedule, deadline: Deadline | None)
         fitting = search.fitting
         if not fitting or deadline.reached():
             break
-        search.anneal_sequence(fitting[0], _moves(len(graph.ops)), hot, price, deadline)
+        search.anneal_sequence(fitting[0], moves, hot, price, deadline)
     if graph.switches and search.fitting:
         search.flip_greedily(search.fitting[0], deadline)
     best = search.fitting[0].schedule if search.fitting else None
@@ -75,7 +75,3 @@ def _carry_over(problem: Problem, schedule: Schedule, deadline: Deadline | None)
     proven = found.time_s is not None and found.time_s <= lower_s * (1 + 1e-12)
     status = Status.OPTIMAL if proven else found.status if best is None else Status.FEASIBLE
     return attrs.evolve(found, lower_bound_s=lower_s, status=status)
-
-
-def _moves(ops: int) -> int:
-    return round(MOVES * min(1.0, FULL_OPS / max(1, ops)))

@@ -28,7 +28,7 @@ from remat_graph import Graph, Schedule, Specialized, relaxed, specialize
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, time_bound_s
 from remat_solvers.evaluation.arrays import flatten
-from remat_solvers.local_search.anneal import default_moves
+from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch
 from remat_solvers.local_search.min_peak import default_peak_moves, minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
@@ -50,8 +50,7 @@ SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fr
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
 NEAR, FAR = 0.005, 0.02  # ratios of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs
-# Annealing that chooses them: moves up to FULL_OPS, and (start temperature, price).
-FAMILY_MOVES, FULL_OPS = 40_000, 600
+FAMILY_MOVES = 40_000  # of each annealing that chooses them, by start temperature and price
 FAMILY_ANNEALING = ((0.1, 0.3), (1.0, 3.0))
 GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
@@ -310,7 +309,7 @@ class _Decisions:
 
     def anneal_families(self, most: int) -> None:
         """Anneal every whole family that may still be better; the solver plans the `most` best."""
-        moves = round(FAMILY_MOVES * min(1.0, FULL_OPS / len(self.graph.ops))) if self.moves else 0
+        moves = fewer_moves(FAMILY_MOVES, len(self.graph.ops)) if self.moves else 0
         tried = [one.made.on for one in self.open_families()] if most and moves else []
         for on, (hot, price) in itertools.product(tried, FAMILY_ANNEALING):
             if self.closed() or self.deadline.reached():

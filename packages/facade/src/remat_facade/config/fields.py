@@ -54,14 +54,15 @@ def whole_number(least: int, most: int = MOST) -> Check:
     return _expected(f"a whole number, {bounds}", lambda v: _is_int(v) and least <= v <= most)
 
 
-seconds_or_none = _expected(
-    f"seconds above 0, up to {LONGEST_S:.0e}, or null for no limit",
-    lambda v: v is None or (_is_number(v) and 0 < v <= LONGEST_S),
-)
-time_limit_or_none = _expected(
-    f"seconds above 0, up to {LONGEST_S:.0e}, or null for the default",
-    lambda v: v is None or (_is_number(v) and 0 < v <= LONGEST_S),
-)
+def _seconds_or(null: str) -> Check:
+    return _expected(
+        f"seconds above 0, up to {LONGEST_S:.0e}, or null for {null}",
+        lambda v: v is None or (_is_number(v) and 0 < v <= LONGEST_S),
+    )
+
+
+seconds_or_none = _seconds_or("no limit")
+time_limit_or_none = _seconds_or("the default")
 fraction = _expected("a number from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
 accounting = _expected('"referee" or "paper"', lambda v: v in ("referee", "paper"))
 ways = _expected(

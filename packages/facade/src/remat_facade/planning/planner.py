@@ -241,7 +241,10 @@ class RecomputePlanner(StepPlanner):
         solver = get_solver(self.method.solver, **self.method.parameters)
         solve = solve_switches if self.grads is Grads.NEW else solve_present
         problem = Problem(graph, budget_nbytes)
-        solution = self._carried(solve, problem, part) or solve(solver, problem, part)
+        kind = structure(graph), self.grads
+        known = self.similar.get(kind) if self.method.solver == "auto" else None
+        solution = None if known is None else self._carried(known, solve, problem, part)
+        solution = solution or solve(solver, problem, part)
         schedule = (
             solution.schedule
             or self._named(graph, budget_nbytes)
@@ -260,16 +263,13 @@ class RecomputePlanner(StepPlanner):
             grads=self.grads,
         )
         if not carried(plan):
-            self.similar[structure(graph), self.grads] = plan
+            self.similar[kind] = plan
         return plan
 
     def _carried(
-        self, solve: Callable[..., Solution], problem: Problem, deadline: Deadline
+        self, known: Plan, solve: Callable[..., Solution], problem: Problem, deadline: Deadline
     ) -> Solution | None:
         """The plan of a graph that differs in sizes alone, repaired, if it is about as near to its bound."""
-        known = self.similar.get((structure(problem.graph), self.grads))
-        if known is None or self.method.solver != "auto":
-            return None
         solution = solve(Carried(schedule=known.schedule), problem, deadline)
         if solution.overhead is None:
             return None

@@ -10,6 +10,8 @@ from remat_solvers.protocol import Deadline
 
 CHUNK = 4_000  # moves between two checks of the deadline, and the longest that Ctrl-C waits
 
+FULL_OPS = 600  # of the largest graph on which a short walk gets all of its moves
+
 FLIPS = 0.02  # share of the changes that flip switches, where there are any
 
 # Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.
@@ -19,6 +21,11 @@ WEIGHTS = np.cumsum(np.array([0.32, 0.24, 0.08, 0.19, 0.09, 0.05, 0.03]))
 def default_moves(ops: int) -> int:
     """Work that takes about 5 s at 600 ops and 20 s from 2,700 on: a move costs more on a longer sequence."""
     return min(1_000_000, 500_000 + 1_000 * ops, 7_300_000_000_000 // max(1, ops * ops))
+
+
+def fewer_moves(moves: int, ops: int) -> int:
+    """Fewer of them on a graph above `FULL_OPS`, in proportion, because a move takes longer there."""
+    return round(moves * min(1.0, FULL_OPS / max(1, ops)))
 
 
 def shares(rounds: int) -> list[float]:

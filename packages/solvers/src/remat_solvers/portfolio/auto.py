@@ -29,7 +29,7 @@ from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.errors import SolverWarning
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
-from remat_solvers.local_search.anneal import AnnealingWalk, default_moves
+from remat_solvers.local_search.anneal import AnnealingWalk, default_moves, fewer_moves
 from remat_solvers.local_search.evict import evict, keep_only
 from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.local_search.polish import polish
@@ -42,17 +42,16 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 Stats = dict[str, int | float | str | bool]
 
 CUTS = 12  # prices for the cut between forward and backward
-WIDE = 0.01  # a gap, as a ratio of base time, that justifies a second effort
-NARROW = 0.003  # a gap that justifies a full effort: below it the search gets less work in proportion
+# Gaps as ratios of base time: above the first the coarse program may get a second effort.
+WIDE, NARROW = 0.01, 0.003
 # Work of the coarse program: checks times variables, about 10 us each. On 15 graphs of 200 to 900 ops, the
-# first of these gave all but a fifth of a point of the bound, and all plans that the search does not find.
+# first of these gave all but a fifth of a point of the bound.
 COARSE_WORK, MORE_COARSE_WORK = 60_000, 150_000
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
 IDLE_ROUNDS, MOVED = 3, 1e-4  # rounds end after three that gain less than this share of base time
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
-FULL_OPS = 600  # larger graphs get fewer moves in proportion, because a move takes longer
-# Walks: their moves, and (start temperature, price of memory). Long walks find little more than short ones
-# from the best plan, but much more from several starts than from one (9 graphs at 20 to 40 %).
+# Walks: their moves, and (start temperature, price of memory). With the same moves in all, long walks found
+# no more than short ones of mixed temperatures (three graphs at 20 %).
 WALK_MOVES = 50_000
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
 FROM_BEST = ((0.1, 0.3), (1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
@@ -84,7 +83,7 @@ class Auto:
     moves: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     gap: float = attrs.field(default=0.0005, validator=attrs.validators.ge(0))
     starts: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=tuple)
-    proofs: bool = True
+    proofs: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
     guests: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     guest_seconds: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
 
@@ -207,7 +206,7 @@ class _Portfolio:
 
     def first(self, starts: list[Ints]) -> Ints | None:
         """A short walk from the smallest peak so far to a schedule within the budget."""
-        moves = round(FIRST_MOVES * min(1.0, FULL_OPS / len(self.problem.graph.ops)))
+        moves = fewer_moves(FIRST_MOVES, len(self.problem.graph.ops))
         if self.settings.moves is not None:
             moves = min(moves, self.settings.moves)
         order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
@@ -309,7 +308,7 @@ class _Portfolio:
         """
         ops = len(self.arrays.backward)
         most = default_moves(ops) if self.settings.moves is None else self.settings.moves
-        each = min(most, round(WALK_MOVES * min(1.0, FULL_OPS / ops)))
+        each = min(most, fewer_moves(WALK_MOVES, ops))
         walks = self.walks(starts)
         done = 0
         while each > 0 and done * each < (most if self.closed(WIDE) else 2 * most):
