@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.device_steps import Side, first_line
 from benchmarks.first_contact.models import SMALL_TASKS, TASKS, Task, task
@@ -87,14 +88,17 @@ def trained(call: nn.Module, owner: nn.Module, task: Task, device: torch.device)
 
 @contextlib.contextmanager
 def deterministic() -> Generator[None, None, None]:
-    """Deterministic algorithms wherever torch has them."""
+    """Deterministic algorithms wherever torch has them; of attention, the kernels of products and softmax do.
+
+    Torch's fused kernels ignore the flag while it only warns.
+    """
     cudnn = torch.backends.cudnn.deterministic
     filling: Any = importlib.import_module("torch.utils.deterministic")
     filled, filling.fill_uninitialized_memory = filling.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic = True
     try:
-        with warnings.catch_warnings():
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of operators that have none
             yield
     finally:
