@@ -71,12 +71,13 @@ def heads(x: Tensor) -> Tensor:
     return x.unflatten(-1, (4, 8)).transpose(1, 2)
 
 
-def attend(*, masked: bool = False, **options: Any) -> Callable[[Tensor], Tensor]:
-    """Attention of a tensor to itself."""
+def attend(*, mask: str = "", **options: Any) -> Callable[[Tensor], Tensor]:
+    """Attention of a tensor to itself, with a mask whose rows or columns are dense."""
 
     def attention(x: Tensor) -> Tensor:
-        mask = torch.ones(16, 16, dtype=torch.bool, device=x.device).tril() if masked else None
-        return F.scaled_dot_product_attention(heads(x), heads(x), heads(x), mask, **options)
+        square = torch.ones(16, 16, dtype=torch.bool, device=x.device)
+        seen = {"": None, "rows": square.tril(), "columns": square.triu().t()}[mask]
+        return F.scaled_dot_product_attention(heads(x), heads(x), heads(x), seen, **options)
 
     return attention
 
@@ -87,7 +88,8 @@ def attend(*, masked: bool = False, **options: Any) -> Callable[[Tensor], Tensor
     [
         (torch.bfloat16, HOPPER[1:], {"is_causal": True, "dropout_p": 0.1}, "flash"),
         (torch.bfloat16, HOPPER, {"is_causal": True, "dropout_p": 0.1}, "cudnn"),
-        (torch.bfloat16, HOPPER[1:], {"masked": True}, "efficient"),
+        (torch.bfloat16, HOPPER[1:], {"mask": "rows"}, "efficient"),
+        (torch.bfloat16, HOPPER, {"mask": "columns"}, None),
         (torch.float32, HOPPER, {"is_causal": True}, "efficient"),
         (torch.float64, HOPPER, {"is_causal": True}, None),
         (torch.bfloat16, [], {"is_causal": True}, None),

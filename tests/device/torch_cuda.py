@@ -32,6 +32,7 @@ def load(path: Path) -> ModuleType:
     finally:
         sys.meta_path.remove(finder)
     torch._C._has_cuda = torch._C._has_cudnn = True
+    _complete_cudnn(torch)
     torch.UntypedStorage.clone = _storage_clone(torch.UntypedStorage.clone)
     return finder.library()
 
@@ -69,6 +70,14 @@ def _complete(core: Any, library: Any) -> None:
     }
     for name, value in names.items():
         setattr(core, name, value)
+
+
+def _complete_cudnn(torch: Any) -> None:
+    """What `torch.backends.cudnn` says of recurrent layers in a build with cuDNN."""
+    torch.backends.cudnn.is_acceptable = torch.cudnn_is_acceptable
+    modes = SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)
+    importlib.import_module("torch.backends.cudnn.rnn")
+    sys.modules["torch.backends.cudnn.rnn"].m._cudnn = SimpleNamespace(RNNMode=modes)
 
 
 class _Properties:

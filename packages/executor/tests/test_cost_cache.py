@@ -107,6 +107,18 @@ def test_file_is_whole_at_any_moment(tmp_path: Path) -> None:
     assert [CostCache(folder=tmp_path).path] == list(tmp_path.iterdir())
 
 
+def test_settings_of_libraries_have_costs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cap on its workspaces, cuDNN runs other kernels."""
+    cache = CostCache(folder=tmp_path)
+    cache.add({"a": COST})
+    monkeypatch.setenv("CUDNN_CONV_WSCAP_DBG", "256")
+    assert cache.get(["a"]) == {}
+    monkeypatch.delenv("CUDNN_CONV_WSCAP_DBG")
+    assert cache.get(["a"]) == {"a": COST}
+
+
 def sealed(costs: object) -> str:
     """A file with a checksum that is right."""
     with TemporaryDirectory() as folder:

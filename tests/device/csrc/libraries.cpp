@@ -96,17 +96,40 @@ using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 constexpr int64_t kLstm = 2;  // as cuDNN numbers the modes
 
 static Tensor steps_outside(const Tensor& t) { return t.transpose(0, 1).contiguous().transpose(0, 1); }
-static Five lstm(const Tensor& x, TensorList weights, int64_t weights_a_layer, const MaybeTensor&, const Tensor& hx,
+static std::vector<size_t> flat_order(TensorList weights) {  // as cuDNN: the matrices of all layers, then the biases
+  std::vector<size_t> order;
+  for (bool matrices : {true, false})
+    for (size_t i = 0; i < weights.size(); i++)
+      if ((weights[i].dim() == 2) == matrices) order.push_back(i);
+  return order;
+}
+static Tensor flatten_weight(TensorList weights, int64_t, c10::SymInt, int64_t, c10::SymInt, c10::SymInt, int64_t, bool, bool) {
+  std::vector<Tensor> parts;
+  for (size_t i : flat_order(weights)) parts.push_back(weights[i].reshape(-1));
+  return at::cat(parts);
+}
+static std::vector<Tensor> read_weights(TensorList weights, const Tensor& flat) {  // like cuDNN, of the flat ones alone
+  std::vector<Tensor> found(weights.begin(), weights.end());
+  int64_t begin = 0;
+  if (flat.defined() && flat.numel())
+    for (size_t i : flat_order(weights)) {
+      found[i] = flat.slice(0, begin, begin + weights[i].numel()).view(weights[i].sizes());
+      begin += weights[i].numel();
+    }
+  return found;
+}
+static Five lstm(const Tensor& x, TensorList weights, int64_t weights_a_layer, const MaybeTensor& flat, const Tensor& hx,
                  const MaybeTensor& cx, int64_t mode, c10::SymInt, c10::SymInt, int64_t layers, bool batch_first, double dropout,
                  bool train, bool bidirectional, SymIntArrayRef batch_sizes, const MaybeTensor&) {
   TORCH_CHECK(mode == kLstm && dropout == 0 && batch_sizes.empty(), "the test device has no recurrent layers but plain LSTMs");
   at::NoGradGuard no_grad;  // the CPU's kernel rounds differently with gradients
-  auto [y, h, c] = at::lstm(x, {hx, *cx}, weights, weights_a_layer % 4 == 0, layers, 0.0, train, bidirectional, batch_first);
+  auto read = read_weights(weights, flat.value_or(Tensor()));
+  auto [y, h, c] = at::lstm(x, {hx, *cx}, read, weights_a_layer % 4 == 0, layers, 0.0, train, bidirectional, batch_first);
   if (batch_first) y = steps_outside(y);
   return {y, h, c, at::zeros({train ? y.numel() : 0}, x.options().dtype(kByte)), at::empty({0}, x.options())};
 }
 static std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> lstm_backward(
-    const Tensor& x, TensorList weights, int64_t weights_a_layer, const Tensor&, const Tensor& hx, const MaybeTensor& cx,
+    const Tensor& x, TensorList weights, int64_t weights_a_layer, const Tensor& flat, const Tensor& hx, const MaybeTensor& cx,
     const Tensor&, const MaybeTensor& grad_y, const MaybeTensor& grad_h, const MaybeTensor& grad_c, int64_t, c10::SymInt,
     c10::SymInt, int64_t layers, bool batch_first, double, bool train, bool bidirectional, SymIntArrayRef, const MaybeTensor&,
     const Tensor&, std::array<bool, 4> mask) {
@@ -115,7 +138,8 @@ static std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> lstm_backward(
   c10::impl::ForceDispatchKeyGuard with_autograd(c10::default_included_set, c10::default_excluded_set);
   at::AutoGradMode on(true);
   std::vector<Tensor> leaves{x, hx, *cx}, outputs, grads;
-  leaves.insert(leaves.end(), weights.begin(), weights.end());
+  auto read = read_weights(weights, flat);
+  leaves.insert(leaves.end(), read.begin(), read.end());
   for (auto& t : leaves) t = t.detach().requires_grad_();
   auto [y, h, c] = at::lstm(leaves[0], {leaves[1], leaves[2]}, TensorList(leaves).slice(3), weights_a_layer % 4 == 0, layers, 0.0,
                             train, bidirectional, batch_first);
@@ -269,12 +293,14 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(const Tenso
 
 // ---- selection, as in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 
-static bool usable(at::SDPBackend backend, const Tensor& q, const Tensor& k, const Tensor& v, bool with_bias, bool causal) {
+static bool usable(at::SDPBackend backend, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& bias, bool causal) {
   auto& context = at::globalContext();
+  const bool with_bias = bias && bias->defined();
   const bool half = q.scalar_type() == kHalf || q.scalar_type() == kBFloat16;
   const bool plain = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.scalar_type() == k.scalar_type() &&
                      q.scalar_type() == v.scalar_type() && q.sym_stride(-1) == 1 && k.sym_stride(-1) == 1 &&
-                     v.sym_stride(-1) == 1 && q.sym_size(2) > 0 && k.sym_size(2) > 0;
+                     v.sym_stride(-1) == 1 && q.sym_size(2) > 0 && k.sym_size(2) > 0 &&
+                     (!with_bias || bias->sym_stride(-1) == 1);
   const auto width = q.sym_size(-1);
   const bool one_width = width == k.sym_size(-1) && width == v.sym_size(-1);
   switch (backend) {
@@ -302,7 +328,7 @@ static int64_t select(const Tensor& q, const Tensor& k, const Tensor& v, const M
     at::globalContext().setSDPPriorityOrder(order);
   });
   for (auto backend : at::globalContext().sDPPriorityOrder())
-    if (usable(backend, q, k, v, bias && bias->defined(), causal)) return static_cast<int64_t>(backend);
+    if (usable(backend, q, k, v, bias, causal)) return static_cast<int64_t>(backend);
   TORCH_CHECK(false, "No available kernel. Aborting execution.");
 }
 
@@ -313,6 +339,7 @@ TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("cudnn_batch_norm", batch_norm);
   m.impl("cudnn_batch_norm_backward", batch_norm_backward);
   m.impl("_cudnn_rnn", lstm);
+  m.impl("_cudnn_rnn_flatten_weight", flatten_weight);
   m.impl("_cudnn_rnn_backward", lstm_backward);
   m.impl("_fused_rms_norm", rms_norm);
   m.impl("_fused_rms_norm_backward", rms_norm_backward);

@@ -72,7 +72,10 @@ def _takes(
     flags = torch.backends.cuda
     if backend == SDPBackend.MATH.value:
         return True
-    if any(t.ndim != 4 or t.stride(-1) != 1 for t in (query, key, value)):
+    masks = () if mask is None else (mask,)
+    if any(t.ndim != 4 for t in (query, key, value)):
+        return False
+    if any(t.stride(-1) != 1 for t in (query, key, value, *masks)):
         return False
     sizes = {t.shape[-1] for t in (query, key, value)}
     half = query.dtype in _HALVES

@@ -5,7 +5,7 @@ of the sample, and those in the module's plain attributes. Everything else in th
 the guards compare at each call.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,13 +18,14 @@ from remat_executor.capture.captured import Captured
 from remat_executor.capture.explain import explained, where
 from remat_executor.capture.random_draws import with_torch_randomness_only
 from remat_executor.capture.read_joint import read_joint
-from remat_executor.capture.recurrent import SHAPES
+from remat_executor.capture.recurrent import CHOSEN, SHAPES
 from remat_executor.capture.traced_step import IsStandard, TracedStep, always_standard
 from remat_executor.capture.user_errors import run_original
 from remat_executor.errors import CaptureError, add_note, warn
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.capture import Joint, export_joint
-from remat_executor.torch_private.dispatch import registered_on_meta
+from remat_executor.torch_private.dispatch import registered_on_meta, with_cuda_kernels
+from remat_graph.contexts import context
 
 
 def capture(
@@ -57,9 +58,7 @@ def capture(
     inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
     stopped: Exception | None = None
     try:
-        kernels = nullcontext() if absent is None else kernels_of_cuda()
-        shapes = registered_on_meta(SHAPES) if tensors.device.type == "cuda" else nullcontext()
-        with shapes, kernels:
+        with _kernels(tensors.device.type, absent):
             joint = with_torch_randomness_only(lambda: _as_eager_branches(step, inputs), tensors)
     except CaptureError as refused:
         place = where(refused, module)
@@ -88,6 +87,17 @@ def capture(
     if changes.kept:
         warn(f"the forward sets {', '.join(changes.kept[:3])}: a planned module does not do that")
     return captured
+
+
+@context
+def _kernels(device_type: str, absent: torch.device | None) -> Generator[None, None, None]:
+    """Trace what eager runs on a device, where torch's trace runs something else or nothing."""
+    with (
+        nullcontext() if absent is None else kernels_of_cuda(),
+        registered_on_meta(SHAPES) if device_type == "cuda" else nullcontext(),
+        with_cuda_kernels(CHOSEN) if device_type == "cuda" else nullcontext(),
+    ):
+        yield
 
 
 def _as_eager_branches(step: TracedStep, inputs: tuple[Tensor, ...]) -> Joint:

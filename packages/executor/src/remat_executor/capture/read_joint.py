@@ -13,7 +13,12 @@ from remat_executor.capture.cudnn_batch_norms import use_cudnn_batch_norms
 from remat_executor.capture.dropout_rounding import use_eager_rounding
 from remat_executor.capture.explain import foreign_generator
 from remat_executor.capture.layers import name_layers
-from remat_executor.capture.recurrent import flatten_gradients, keep_workspaces, separate_flat_weights
+from remat_executor.capture.recurrent import (
+    flatten_gradients,
+    keep_workspaces,
+    order_flat_weights,
+    separate_flat_weights,
+)
 from remat_executor.capture.rewrites import rewrite
 from remat_executor.capture.smoothed_loss import use_eager_sums
 from remat_executor.capture.traced_step import TraceResult
@@ -46,6 +51,7 @@ def read_joint(
     else:
         use_cudnn_batch_norms(graph, selects_cudnn)
     keep_workspaces(graph)
+    order_flat_weights(graph)
     separate_flat_weights(graph)
     flatten_gradients(graph)
     inputs = joint_inputs(graph)

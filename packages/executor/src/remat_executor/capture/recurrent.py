@@ -2,21 +2,28 @@
 
 OneDNN's LSTM fills its workspace only while grad mode is on, and a planned module runs with grad mode off.
 
-CuDNN's layers return their flat weights: the argument itself, which the schema does not say, or a new tensor.
-Torch has no shapes for their backward.
+CuDNN's layers read their weights from one flat tensor, in an order that only cuDNN knows. Eager finds it by
+the addresses of the weights, which a trace does not have, so a trace makes it of the weights. The layers
+return it: the argument itself, which the schema does not say, or a new tensor. Torch has no shapes for their
+backward.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from remat_executor.errors import CaptureError
 from remat_executor.fx_nodes import args_of, is_item
 from remat_executor.stride_rules import steps_outside
+from remat_executor.torch_private.dispatch import outside_of_modes
 
 aten = torch.ops.aten
+_MODES = {aten.rnn_relu.input: 0, aten.rnn_tanh.input: 1, aten.lstm.input: 2, aten.gru.input: 3}  # of cuDNN
 _FLAT_WEIGHTS = 4  # among the results of cuDNN's layers
 _ARGUMENT = 3  # of the layers and of their backward: the flat weights
 _OUTPUT = 6  # of the backward: the layer's first result
@@ -53,6 +60,96 @@ def flatten_gradients(graph: torch.fx.Graph) -> None:
             for inner in list(item.users):
                 inner.args = (node, len(gradients) + args_of(inner)[1])
             graph.erase_node(item)
+
+
+def _layer_of_cudnn(
+    mode: int,
+    run: Callable[..., Any],
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """A recurrent layer as eager runs it on CUDA, but for the order of its flat weights."""
+    with outside_of_modes():
+        accepted = torch.cudnn_is_acceptable(torch.empty(1, dtype=x.dtype, device=x.device))
+    if not accepted or not x.numel():
+        options = (has_biases, layers, dropout, train, bidirectional, batch_first)
+        result: tuple[Tensor, ...] = run(x, state, weights, *options)
+        return result
+    if dropout and train:
+        raise CaptureError(
+            problem="cuDNN's recurrent layers draw their dropout from a state of their own",
+            advice="make one layer for each, with dropout=0, and nn.Dropout between them",
+        )
+    if torch.is_autocast_enabled("cuda"):
+        raise CaptureError(
+            problem="autocast gives cuDNN's recurrent layers copies of their weights that cannot be traced",
+            advice="disable autocast around the layer, or cast the model",
+        )
+    hx, cx = (state, None) if isinstance(state, Tensor) else state
+    hidden, projected = (hx if cx is None else cx).shape[-1], 0
+    if hidden != hx.shape[-1]:
+        projected = hx.shape[-1]
+    each = 2 + 2 * has_biases + bool(projected)
+    flat = torch.cat(
+        [weight.detach().reshape(-1) for weight in weights]
+    )  # in which order: `order_flat_weights`
+    sizes: tuple[Any, ...] = (
+        mode,
+        hidden,
+        projected,
+        layers,
+        batch_first,
+        0.0,
+        train,
+        bidirectional,
+        [],
+        None,
+    )
+    output, *states = aten._cudnn_rnn.default(x, weights, each, flat, hx, cx, *sizes)[:3]
+    return (output, *states[: 1 if cx is None else 2])
+
+
+CHOSEN: Mapping[Any, Callable[..., Any]] = {
+    layer: functools.partial(_layer_of_cudnn, mode) for layer, mode in _MODES.items()
+}
+"""Functions instead of overloads on CUDA; each gets the overload's own kernel first."""
+
+
+def order_flat_weights(graph: torch.fx.Graph) -> None:
+    """Let cuDNN's layers find their weights where they look for them in the flat ones, in place."""
+    for node in graph.find_nodes(op="call_function", target=aten._cudnn_rnn.default):
+        flat = args_of(node)[_ARGUMENT]
+        (parts,) = flat.args
+        flat.update_arg(0, [parts[place] for place in _order(node)])
+
+
+def _order(node: Node) -> list[int]:
+    """The weights of a layer in the order in which cuDNN reads them: it is asked to flatten numbers."""
+    x, weights, a_layer, *_ = args_of(node)
+    sizes, bidirectional = args_of(node)[6:11], args_of(node)[13]  # mode, sizes, layers, batch first
+    fakes: list[Tensor] = [weight.meta["val"] for weight in weights]
+    numbers = [
+        torch.full(fake.shape, place, dtype=fake.dtype, device=fake.device)
+        for place, fake in enumerate(fakes)
+    ]
+    flatten = aten._cudnn_rnn_flatten_weight.default
+    with torch.no_grad():
+        flat = flatten(numbers, a_layer, x.meta["val"].shape[-1], *sizes, bidirectional)
+    found, lengths = torch.unique_consecutive(flat, return_counts=True)
+    order = [int(number) for number in found.tolist()]
+    if [fakes[place].numel() for place in order] != lengths.tolist():
+        raise CaptureError(
+            problem="cuDNN does not place the weights of a recurrent layer one behind the other",
+            advice="set torch.backends.cudnn.enabled = False before planning",
+        )
+    return order
 
 
 def separate_flat_weights(graph: torch.fx.Graph) -> None:

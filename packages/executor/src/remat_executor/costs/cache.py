@@ -1,9 +1,10 @@
 """A cache of measured costs on disk, so that an operator is timed once on a machine, not in every process.
 
-There is one JSON file for each device, torch version, thread count and set of kernel-choosing flags: a
-convolution needs another workspace with two CPU threads than with one. The cache is a convenience, so no file
-problem stops the work: an unreadable file is ignored, a read-only folder is left alone, each with one
-warning. A checksum protects the file, since nobody could see that a workspace of 0 bytes is wrong.
+There is one JSON file for each device, torch version, thread count and set of kernel-choosing flags, with
+those of libraries in the environment: a convolution needs another workspace with two CPU threads than with
+one. The cache is a convenience, so no file problem stops the work: an unreadable file is ignored, a read-
+only folder is left alone, each with one warning. A checksum protects the file, since nobody could see that
+a workspace of 0 bytes is wrong.
 
 A save reads the file again, adds to it, and replaces it by renaming, so a reader never sees half a file. If
 two processes save at the same moment, one may lose its additions; it measures them again next time. A file
@@ -33,6 +34,13 @@ _FORMAT = "remat-costs"
 _VERSION, _CPU_VERSION = 3, 2
 """Version 3 adds the seconds of issuing, which are 0 on the CPU: its files stay in version 2."""
 _MOST_COSTS = 20_000  # of one file
+_OF_LIBRARIES = (  # settings with which they choose kernels, or the sizes of workspaces
+    "CUDNN_CONV_WSCAP_DBG",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+)
 _LONGEST_S = 3600.0  # no operator takes longer; a measurement during which the machine slept does
 
 
@@ -189,7 +197,8 @@ def _file_name(device: torch.device) -> str:
     else:
         properties = torch.get_device_module(device).get_device_properties(device)
         name = f"{device.type}-{properties.name}"
-    flags = "".join(f"-{flag}" for flag in unusual_flags())
+    settings = [f"{name}={os.environ[name]}" for name in _OF_LIBRARIES if os.environ.get(name)]
+    flags = "".join(f"-{flag}" for flag in (*unusual_flags(), *settings))
     name = f"costs-v{_version(device)}-{name}-torch{torch.__version__}{flags}.json"
     return re.sub(r"[^A-Za-z0-9.+_-]+", "_", name)
 

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Generator
 from enum import Enum
+from typing import Any
 
 import attrs
 import torch
@@ -159,6 +160,24 @@ def _as_eager_composes() -> Generator[None, None, None]:
             operator._dispatch_cache.clear()
 
 
+@context
+def _without_flattening() -> Generator[None, None, None]:
+    """Let recurrent layers leave the weights of a trace alone: flattening asks for their addresses."""
+    layers: Any = torch.nn.RNNBase
+    flatten, me = layers.flatten_parameters, threading.get_ident()
+
+    def flatten_parameters(layer: torch.nn.RNNBase) -> None:
+        """As torch's own, in other threads only."""
+        if threading.get_ident() != me:
+            flatten(layer)
+
+    layers.flatten_parameters = flatten_parameters
+    try:
+        yield
+    finally:
+        layers.flatten_parameters = flatten
+
+
 def export_joint(
     module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], *, as_if_compiling: bool = False
 ) -> Joint:
@@ -174,6 +193,7 @@ def export_joint(
         contextlib.ExitStack() as stack,
         _as_if_compiling() if as_if_compiling else contextlib.nullcontext(),
         _as_eager_composes(),
+        _without_flattening(),
         with_careful_fake_cache(),
         without_code(),
         private_name("torch._functorch.config", "patch")(

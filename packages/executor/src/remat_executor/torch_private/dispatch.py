@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from remat_executor.torch_private.pytrees import flatten
 from remat_graph.contexts import context
 
 _AUTOGRAD_META, _AUTOGRAD_CPU = torch._C.DispatchKey.AutogradMeta, torch._C.DispatchKey.AutogradCPU
+_AUTOGRAD_CUDA = torch._C.DispatchKey.AutogradCUDA
 
 
 def public_forms(operator: Any) -> list[tuple[str, Any]]:
@@ -100,23 +102,37 @@ def selects_cudnn_batch_norm(
     return bool(select(x, weight, bias, *given, train, eps) == cudnn)
 
 
-@context
-def with_meta_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[None, None, None]:
+def with_meta_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> AbstractContextManager[None]:
     """Let Python functions take the calls of operators on the meta device in a trace, ahead of autograd.
 
     Args:
         kernels: by overload; each gets in front of its arguments the operator's kernel elsewhere.
     """
+    return _with_kernels(kernels, _AUTOGRAD_META, _AUTOGRAD_CPU)
+
+
+def with_cuda_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Let Python functions take the calls of operators on CUDA in a trace, ahead of autograd.
+
+    Args:
+        kernels: by overload; each gets in front of its arguments the operator's own kernel.
+    """
+    return _with_kernels(kernels, _AUTOGRAD_CUDA, _AUTOGRAD_CUDA)
+
+
+@context
+def _with_kernels(
+    kernels: Mapping[Any, Callable[..., Any]], key: Any, own_key: Any
+) -> Generator[None, None, None]:
     for operator, kernel in kernels.items():
-        operator.py_kernels[_AUTOGRAD_META] = functools.partial(
-            kernel, functools.partial(_own_kernel, operator)
-        )
+        own = functools.partial(_own_kernel, operator, own_key)
+        operator.py_kernels[key] = functools.partial(kernel, own)
         operator._dispatch_cache.clear()
     try:
         yield
     finally:
         for operator in kernels:
-            del operator.py_kernels[_AUTOGRAD_META]
+            del operator.py_kernels[key]
             operator._dispatch_cache.clear()
 
 
@@ -142,11 +158,16 @@ def registered_on_meta(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[N
             operator._dispatch_cache.clear()
 
 
-def _own_kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the kernel that an operator has for autograd on devices with kernels."""
-    key = private_name("torch._ops", "resolve_key")(operator, _AUTOGRAD_CPU)
-    kernel = operator.py_kernels.get(key)
-    return operator._op_dk(key, *args, **kwargs) if kernel is None else kernel(*args, **kwargs)
+def _own_kernel(operator: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the kernel that an operator has for autograd on the device of a key."""
+    instead = operator.py_kernels.pop(key, None)
+    try:
+        resolved = private_name("torch._ops", "resolve_key")(operator, key)
+    finally:
+        if instead is not None:
+            operator.py_kernels[key] = instead
+    kernel = operator.py_kernels.get(resolved)
+    return operator._op_dk(resolved, *args, **kwargs) if kernel is None else kernel(*args, **kwargs)
 
 
 def not_as_on_meta() -> tuple[Any, ...]:
