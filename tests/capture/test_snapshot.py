@@ -2,7 +2,7 @@
 
 import copy
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,43 @@ def test_training_changes_nothing() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert snapshot.is_current()
+
+
+def test_a_write_is_noticed_however_often_it_has_run() -> None:
+    """Python runs code that has run often by faster instructions, which write into dicts themselves."""
+    model = Model()
+    for i in range(200):
+        snapshot = Snapshot.take(model)
+        assert snapshot.is_current()
+        assert snapshot.is_current()
+        if i % 2:
+            model.number = i
+        else:
+            model.__dict__["number"] = i
+        assert not snapshot.is_current()
+
+
+def test_another_order_is_noticed() -> None:
+    """An `OrderedDict` can take another order without a write."""
+    model = Model()
+    model.ordered = OrderedDict(a=1, b=2)
+    snapshot = Snapshot.take(model)
+    assert snapshot.is_current()
+    assert snapshot.is_current()
+    model.ordered.move_to_end("a")
+    assert not snapshot.is_current()
+
+
+def test_a_write_of_the_same_changes_nothing() -> None:
+    """A module is not read again because an attribute was set to what it was."""
+    model = Model()
+    snapshot = Snapshot.take(model)
+    assert snapshot.is_current()
+    model.training = model.training
+    model.layers[0].weight = model.layers[0].weight
+    assert snapshot.is_current()
+    model.layers[0].weight = nn.Parameter(torch.ones(3, 3))
+    assert not snapshot.is_current()
 
 
 def test_a_config_in_the_place_of_an_equal_one_is_watched() -> None:

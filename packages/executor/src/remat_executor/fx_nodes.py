@@ -15,6 +15,9 @@ _TORCH_NAMESPACES = frozenset(
 LAYER = "layer"
 """Key of a node's metadata: the name of the submodule whose call made it."""
 
+WRITES_FIRST = "writes first"
+"""Key of a lowered node's metadata: whether it overwrites a tensor of the caller, its first argument."""
+
 
 def layer_of(node: Node) -> str:
     """The name of the submodule whose call made the node; "" outside of submodules."""

@@ -146,7 +146,8 @@ class PlannedCall:
         return results
 
     def _run_graph(self, item: LoweredGraph, live: dict[int, Tensor]) -> Sequence[Tensor | None]:
-        tensors = [self.externals[i] for i in item.reads]
+        externals = self.externals
+        tensors = [externals[i] for i in item.reads]
         tensors.extend(live[value] for value in item.takes)
         for value in item.drops:
             del live[value]

@@ -38,6 +38,7 @@ from remat_executor.translation.recipes import (
     RunKernel,
     TrainBatchNorm,
     WriteBack,
+    WriteInPlace,
     own_copy,
 )
 from remat_executor.translation.translation import Translation
@@ -67,7 +68,7 @@ class Arguments:
     def request(self, recipe: Recipe, *, repeat: bool) -> Request:
         """A factory of thunks that run an op, or its repeat, on arguments made when the factory is called."""
         match recipe:
-            case CallOperator(node):
+            case CallOperator(node) | WriteInPlace(node):
                 return lambda: self.call_or_deep_call(node)
             case Draw(node, device, _):
                 return lambda: self.draw(node, device, repeat)

@@ -1,6 +1,7 @@
 """The signature of a call: what a captured step depends on, read at each call."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -20,8 +21,8 @@ NUMBER = "a number that is an input"
 """Stands for the number, whose dtype is among the inputs: a tensor in its place would be another call."""
 
 
-@attrs.frozen(kw_only=True, cache_hash=True)
-class OwnSignature:
+@attrs.frozen(kw_only=True, unsafe_hash=True, cache_hash=True)
+class OwnSignature:  # noqa: PLW1641 - attrs makes `__hash__`
     """The module's part of a signature; hashable.
 
     Attributes:
@@ -41,6 +42,17 @@ class OwnSignature:
     parameters: tuple[Any, ...]
     buffers: tuple[Any, ...]
     reads: Reads
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the contents are equal; those of the same object, as a rule, are not compared."""
+        if self is other:
+            return True
+        if not isinstance(other, OwnSignature):
+            return NotImplemented
+        return _contents(self) == _contents(other)
+
+
+_contents = attrgetter(*(field.name for field in attrs.fields(OwnSignature)))
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -134,7 +146,7 @@ def signature(
         constants=tuple(
             NUMBER if i in tensors.numbers else exact_key(c) for i, c in enumerate(tensors.constants)
         ),
-        spec=str(tensors.spec),
+        spec=tensors.structure,
         flags=global_flags(device or tensors.device),
     )
 

@@ -7,7 +7,7 @@ places, in loops that run in C. If anything differs, the module is read again.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, filterfalse
 from operator import attrgetter, call, is_, itemgetter
 from types import CellType
 from typing import Any
@@ -23,6 +23,7 @@ from remat_executor.inspection.attribute_keys import is_guarded
 from remat_executor.inspection.object_contents import Contents, TraversalLimit, contents_of, slots_of
 from remat_executor.inspection.reads import EVERYTHING, Reads
 from remat_executor.inspection.tensors import REGISTRIES, Owned, Tensors, owned_by
+from remat_executor.torch_private.dict_versions import dict_versions, has_version
 from remat_executor.torch_private.module_hooks import READ_REGISTRIES, hook_registries
 from remat_executor.torch_private.tensors import layout_guard
 
@@ -139,8 +140,11 @@ class _ChangeDetector:
                 self.dicts.append(holder)
         self.typed: list[Any] = [*modules, *(thing for thing, _ in limit.found)]
         self.types = list(map(type, self.typed))
-        self.keys = list(chain.from_iterable(self.dicts))
-        self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
+        self.whole = _Whole(filter(has_version, self.dicts))
+        self.special = _Whole(filterfalse(has_version, self.dicts))
+        self.versioned = [*self.attributes.dicts, *self.whole.dicts]
+        self.all_have_versions = all(map(has_version, self.versioned))
+        self.versions: list[int] | None = None
         self.lengths = list(map(len, self.lists))
         self.items = list(chain.from_iterable(self.lists))
         self.tensors = owned.tensors
@@ -171,9 +175,8 @@ class _ChangeDetector:
         """Whether everything is the same as before."""
         try:
             return (
-                self.attributes.unchanged()
-                and list(chain.from_iterable(self.dicts)) == self.keys
-                and _same(chain.from_iterable(map(dict.values, self.dicts)), self.values)
+                self.unwritten()
+                and self.special.unchanged()
                 and list(map(len, self.lists)) == self.lengths
                 and _same(chain.from_iterable(self.lists), self.items)
                 and _same(map(type, self.typed), self.types)
@@ -187,6 +190,35 @@ class _ChangeDetector:
             )
         except (KeyError, ValueError, RuntimeError):  # something is gone or changed by another thread
             return False
+
+    def unwritten(self) -> bool:
+        """Whether the dicts with versions are the same as before: compared only if one was written since.
+
+        They hold most of what was read, all over the memory: to look at it takes several times as long as to
+        ask for the versions.
+        """
+        # Read before the comparison, during which another thread may write.
+        versions = dict_versions(self.versioned) if self.all_have_versions else None
+        if versions is not None and versions == self.versions:
+            return True
+        same = self.attributes.unchanged() and self.whole.unchanged()
+        self.versions = versions if same else None
+        return same
+
+
+class _Whole:
+    """Dicts of which all keys, their order and all values count."""
+
+    def __init__(self, dicts: Iterable[dict[Any, Any]]) -> None:
+        self.dicts = list(dicts)
+        self.keys = list(chain.from_iterable(self.dicts))
+        self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
+
+    def unchanged(self) -> bool:
+        """Whether the dicts have the same keys in the same order, and the same values."""
+        return list(chain.from_iterable(self.dicts)) == self.keys and _same(
+            chain.from_iterable(map(dict.values, self.dicts)), self.values
+        )
 
 
 class _Fields:

@@ -6,7 +6,7 @@ position table or a list of anchors.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,8 @@ from remat_executor.torch_private.pytrees import flatten, unflatten
 
 REGISTRIES = frozenset(nn.Module().__dict__)
 """The attributes that every module has."""
+
+_PLAIN_TENSORS = frozenset((Tensor, nn.Parameter, nn.Buffer))
 
 NO_NUMBERS: Mapping[Any, frozenset[int]] = MappingProxyType({})
 
@@ -91,6 +93,7 @@ class Tensors:
         constants: the leaves that are not tensors, None where they are.
         numbers: the leaves that are Python numbers and inputs all the same, as tensors of `arguments`.
         spec: structure of ``(args, kwargs)``.
+        structure: the same as a string.
         flat: parameters, then buffers, then inputs.
     """
 
@@ -101,6 +104,7 @@ class Tensors:
     leaves: tuple[int | None, ...]
     constants: tuple[Any, ...]
     spec: Any
+    structure: str
     flat: tuple[Tensor, ...]
     numbers: frozenset[int] = frozenset()
 
@@ -181,7 +185,7 @@ def called_with(
         kwargs: keyword arguments of the call.
         numbers: by the structure of the arguments the leaves that are inputs where they are numbers.
     """
-    leaves, spec = flatten((args, dict(kwargs)))
+    leaves, spec, structure = _leaves_of(args, kwargs)
     inputs = frozenset(i for i in numbers.get(spec, ()) if is_number(leaves[i])) if numbers else frozenset()
     for i in inputs:
         leaves[i] = _as_tensor(leaves[i])
@@ -196,7 +200,7 @@ def called_with(
             index[id(leaf)] = len(arguments)
             arguments.append(leaf)
         places.append(index[id(leaf)])
-    known = (*owned.registered, *arguments)
+    known = (*owned.registered, *arguments)  # several hundred tensors, copied at each call: once
     held: list[Tensor] = []
     slots: list[Slot] = []
     place_of = {id(tensor): place for place, tensor in enumerate(known)} if owned.plain else {}
@@ -213,9 +217,26 @@ def called_with(
         leaves=tuple(places),
         constants=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
         spec=spec,
-        flat=(*known, *held),
+        structure=structure,
+        flat=(*known, *held) if held else known,
         numbers=inputs,
     )
+
+
+def _leaves_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, str]:
+    """The leaves of the arguments, their structure, and that as a string."""
+    leaves = [*args, *kwargs.values()]
+    if _PLAIN_TENSORS.issuperset(map(type, leaves)):
+        return leaves, *_structure_of_tensors(len(args), tuple(kwargs))
+    leaves, spec = flatten((args, dict(kwargs)))
+    return leaves, spec, str(spec)
+
+
+@lru_cache(maxsize=64)
+def _structure_of_tensors(positional: int, names: tuple[str, ...]) -> tuple[Any, str]:
+    """The structure of a call with tensors only, as most are: to make it takes longer than a kernel."""
+    _, spec = flatten(((None,) * positional, dict.fromkeys(names)))
+    return spec, str(spec)
 
 
 def is_number(leaf: Any) -> bool:
@@ -260,7 +281,7 @@ def _plainly_held(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str,
                 yield from label_tensors(parameter, f"{prefix}.{key}" if prefix else key)
         for key, value in attributes.items():
             kind = type(value)
-            if key in REGISTRIES or kind not in (Tensor, nn.Parameter, nn.Buffer, list, dict):
+            if key in REGISTRIES or (kind not in _PLAIN_TENSORS and kind is not list and kind is not dict):
                 continue
             name = f"{prefix}.{key}" if prefix else key
             if kind is not list and kind is not dict:
@@ -274,5 +295,5 @@ def _plainly_held(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str,
 
 
 def _is_input(tensor: Tensor) -> bool:
-    plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+    plain = type(tensor) in _PLAIN_TENSORS
     return plain and tensor.is_leaf and tensor.layout is torch.strided and tensor.device.type != "meta"

@@ -19,7 +19,7 @@ from torch.fx import Node
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
 from remat_executor.capture.repeatable_batch_norms import arguments_read, batch_norm_call
-from remat_executor.fx_nodes import args_of, is_item, is_second_name, source_of, target_of
+from remat_executor.fx_nodes import WRITES_FIRST, args_of, is_item, is_second_name, source_of, target_of
 from remat_executor.generator_state import read_state, replay
 from remat_executor.lowering.gradient_segments import split_backward
 from remat_executor.lowering.liveness import (
@@ -34,6 +34,7 @@ from remat_executor.lowering.program import LoweredGraph, LoweredStep, Segment
 from remat_executor.lowering.runtime_protocol import GraphInterface, Runtime
 from remat_executor.lowering.step_handler import Action
 from remat_executor.torch_private.fx_modules import read_later
+from remat_executor.translation.inplace import InPlace
 from remat_executor.translation.recipes import (
     CallOperator,
     Draw,
@@ -43,6 +44,7 @@ from remat_executor.translation.recipes import (
     RunKernel,
     TrainBatchNorm,
     WriteBack,
+    WriteInPlace,
     own_copy,
 )
 from remat_executor.translation.translation import Translation
@@ -200,7 +202,8 @@ class _GraphLowering:
             if isinstance(recipe, RunKernel):
                 result = self.emit_kernel(recipe.change, recipe.change.over_kernel)
             else:
-                result = self.emit_in_place(recipe, *self.translation.in_place[step.op][over])
+                assert isinstance(recipe, CallOperator)
+                result = self.emit_in_place(recipe.node, *self.translation.in_place[step.op][over])
         else:
             result = self.emit(recipe, repeat)
         if isinstance(recipe, OwnGradient):
@@ -245,6 +248,10 @@ class _GraphLowering:
                 return call(*batch_norm_call(node, tensors, statistics))
             case WriteBack(target, source):
                 return call(aten.copy_.default, (self.resolve(target), self.resolve(source)))
+            case WriteInPlace(node, form):
+                made = self.emit_in_place(node, 0, form)
+                made.meta[WRITES_FIRST] = True
+                return made
             case OwnGradient(source, size, stride):
                 return call(own_copy, (self.resolve(source), size, stride))
             case ReadGenerator(device):
@@ -256,9 +263,8 @@ class _GraphLowering:
         assert kernel is not None, change.node
         return self.fx.call_function(kernel, (*map(self.resolve, change.reads), *change.constants))
 
-    def emit_in_place(self, recipe: Recipe, place: int, form: Any) -> Node:
-        assert isinstance(recipe, CallOperator)
-        args, kwargs = self.call_arguments(recipe.node)
+    def emit_in_place(self, node: Node, place: int, form: InPlace) -> Node:
+        args, kwargs = self.call_arguments(node)
         if form.out is not None:
             kwargs = {**kwargs, form.out: args[place]}
         return self.fx.call_function(form.target, args, kwargs)

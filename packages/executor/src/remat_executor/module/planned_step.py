@@ -125,7 +125,7 @@ class PlannedStep:
         """One call on the caller's tensors, in the order of `Tensors.flat`."""
         return PlannedCall(
             wiring=self.wiring,
-            externals=(*flat, *self.constants),
+            externals=(*flat, *self.constants) if self.constants else flat,
             autocast=torch.is_autocast_enabled(self.wiring.device.type),
             handler=None if self.backend is None else self.backend.begin(self, flat),
         )

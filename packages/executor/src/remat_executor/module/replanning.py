@@ -160,8 +160,10 @@ class PlanManager:
 
         The step is None if the call returns nothing to differentiate.
         """
-        signature = self._known(signature, target)
         step: PlannedStep | None = self.steps.get(signature)
+        if step is None:
+            signature = self._known(signature, target)
+            step = self.steps.get(signature)
         if step is not None:
             self.unneeded_captures = 0
         elif not self.undifferentiable.get(signature):

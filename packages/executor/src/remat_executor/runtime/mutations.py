@@ -3,7 +3,7 @@
 import torch
 from torch.fx import GraphModule, Node
 
-from remat_executor.fx_nodes import args_of, is_item
+from remat_executor.fx_nodes import WRITES_FIRST, args_of, is_item
 
 aten = torch.ops.aten
 
@@ -15,7 +15,7 @@ def written(module: GraphModule) -> set[int]:
     """
     nodes: list[Node] = []
     for node in module.graph.nodes:
-        if node.target is aten.copy_.default:
+        if node.target is aten.copy_.default or node.meta.get(WRITES_FIRST):
             nodes.append(args_of(node)[0])
         elif node.target in (aten._native_batch_norm_legit.default, aten.cudnn_batch_norm.default):
             nodes.extend(a for a in args_of(node)[3:5] if a is not None)

@@ -11,6 +11,8 @@ from remat_executor.torch_private.lookup import private_name
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Attributes of a module that hold the hooks called in a step."""
 
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS)
+
 READ_REGISTRIES = ("_parameters", "_buffers", "_modules", *HOOKS)
 """Attributes that every module has and that a step depends on."""
 
@@ -22,8 +24,7 @@ def hook_registries(module: torch.nn.Module) -> list[dict[int, Any]]:
 
 def global_module_hooks() -> bool:
     """Whether hooks are registered for all modules."""
-    kinds = ("forward", "forward_pre", "backward", "backward_pre")
-    return any(private_name("torch.nn.modules.module", f"_global_{kind}_hooks") for kind in kinds)
+    return any(private_name("torch.nn.modules.module", name) for name in _GLOBAL_HOOKS)
 
 
 def running_modules() -> Iterator[torch.nn.Module]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,6 +15,12 @@ _PRECISIONS = (
     *(("cuda", kind) for kind in ("matmul", "conv", "rnn")),
     *(("mkldnn", kind) for kind in ("matmul", "conv", "rnn")),
 )
+KERNEL_FLAGS = (
+    "deterministic_algorithms",
+    *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled"),
+    *("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled"),
+)
+"""Torch's names of the flags that choose kernels."""
 
 
 def float32_precisions() -> dict[str, str]:
@@ -22,9 +28,32 @@ def float32_precisions() -> dict[str, str]:
 
     Torch's public getters fail if a user has set one library by itself.
     """
+    return named_precisions(read_precisions())
+
+
+def read_precisions() -> tuple[str, ...]:
+    """The same as torch returns them, in a fixed order."""
     read = private_name("torch._C", "_get_fp32_precision_getter")
-    found = {f"{library}.{kind}": str(read(library, kind)) for library, kind in _PRECISIONS}
-    return {where: "ieee" if precision == "none" else precision for where, precision in found.items()}
+    return tuple(read(library, kind) for library, kind in _PRECISIONS)
+
+
+def named_precisions(found: tuple[str, ...]) -> dict[str, str]:
+    """By library what `read_precisions` returned."""
+    return {
+        f"{library}.{kind}": "ieee" if precision == "none" else precision
+        for (library, kind), precision in zip(_PRECISIONS, found, strict=True)
+    }
+
+
+def read_kernel_flags() -> tuple[bool, ...]:
+    """Torch's values of `KERNEL_FLAGS`."""
+    return tuple(read() for read in _flag_readers())
+
+
+@functools.cache
+def _flag_readers() -> tuple[Callable[[], bool], ...]:
+    """Torch's getters behind its public properties, which take several times as long: once a call."""
+    return tuple(private_name("torch._C", f"_get_{name}") for name in KERNEL_FLAGS)
 
 
 def attention_order(device: torch.device) -> str:

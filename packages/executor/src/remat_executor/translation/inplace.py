@@ -4,12 +4,15 @@ Functionalization turns ``relu_`` into ``relu``, which needs a second storage at
 the overload that writes into one of its inputs and was checked to return the same bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
+from torch.fx import Node
+
+from remat_executor.fx_nodes import nodes_in
 
 aten = torch.ops.aten
 
@@ -59,6 +62,33 @@ def in_place_forms() -> dict[Any, dict[int, InPlace]]:
     ):
         forms[backward.default] = {place: InPlace(backward.out, keyword) for place in (0, 1)}
     return forms
+
+
+def overwritable(
+    node: Node, forms: Mapping[Any, Mapping[int, InPlace]], base_of: Mapping[Node, Node]
+) -> Iterator[tuple[Node, int, InPlace]]:
+    """(base, position, form) of each argument that a call could overwrite with its result.
+
+    It is laid out like the result, and no other argument shows the same storage.
+
+    Args:
+        node: the call.
+        forms: `in_place_forms()`.
+        base_of: fx node -> node whose storage it shows.
+    """
+    result = node.meta["val"]
+    for place, form in forms.get(node.target, {}).items():
+        argument = node.args[place] if place < len(node.args) else None
+        if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), Tensor):
+            continue
+        base = base_of[argument]
+        alone = sum(base_of.get(a) is base for a in nodes_in((node.args, node.kwargs))) == 1
+        if alone and _layout(argument.meta["val"]) == _layout(result):
+            yield base, place, form
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def write_whole(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

@@ -6,6 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from remat_executor.translation.inplace import InPlace
 from remat_executor.ways.substitution import Change
 
 
@@ -50,6 +51,14 @@ class WriteBack:
 
 
 @attrs.frozen(eq=False)
+class WriteInPlace:
+    """Call an fx node's in-place form, which overwrites its first argument: a tensor of the caller."""
+
+    node: torch.fx.Node
+    form: InPlace
+
+
+@attrs.frozen(eq=False)
 class OwnGradient:
     """Copy a gradient into a storage of its own, laid out so that autograd takes it over."""
 
@@ -65,7 +74,9 @@ class RunKernel:
     change: Change
 
 
-Recipe = CallOperator | Draw | ReadGenerator | TrainBatchNorm | WriteBack | OwnGradient | RunKernel
+Recipe = (
+    CallOperator | Draw | ReadGenerator | TrainBatchNorm | WriteBack | WriteInPlace | OwnGradient | RunKernel
+)
 
 
 def own_copy(source: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:

@@ -15,13 +15,14 @@ from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.dataflow import Dataflow, is_random
-from remat_executor.fx_nodes import is_item, layer_of, meta_tensors, nodes_in
+from remat_executor.fx_nodes import is_item, layer_of, meta_tensors
 from remat_executor.generator_state import default_generator
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.tensors import storage_id
+from remat_executor.translation.direct_writes import direct_writes
 from remat_executor.translation.dropped_outputs import OutputsState, with_dropped_outputs
 from remat_executor.translation.gradient_layouts import obeys_layout, own_stride
-from remat_executor.translation.inplace import InPlace, in_place_forms
+from remat_executor.translation.inplace import InPlace, in_place_forms, overwritable
 from remat_executor.translation.keys import call_key, target_name
 from remat_executor.translation.recipes import (
     CallOperator,
@@ -31,6 +32,7 @@ from remat_executor.translation.recipes import (
     Recipe,
     TrainBatchNorm,
     WriteBack,
+    WriteInPlace,
 )
 from remat_executor.translation.translation import Translation
 from remat_executor.translation.unique_names import with_unique_names
@@ -83,6 +85,7 @@ class _Translator:
     made_by: list[tuple[tuple[Node, int], ...]] = attrs.field(init=False, factory=list)
     in_place: list[dict[int, tuple[int, InPlace]]] = attrs.field(init=False, factory=list)
     value_of: dict[Node, int] = attrs.field(init=False, factory=dict)
+    direct: dict[Node, tuple[Node, InPlace]] = attrs.field(init=False)
     newest: dict[Node, int] = attrs.field(init=False, factory=dict)  # latest version of a mutated external
     generator: dict[str, int] = attrs.field(init=False, factory=dict)  # latest version of each generator
     forms: dict[Any, dict[int, InPlace]] = attrs.field(init=False, factory=in_place_forms)
@@ -90,6 +93,9 @@ class _Translator:
     def __attrs_post_init__(self) -> None:
         self.flow = Dataflow(self.captured)
         self.device = self.tensors.device
+        first = len(self.tensors.parameters)
+        buffers = self.captured.externals[first : first + len(self.tensors.buffers)]
+        self.direct = direct_writes(self.captured, buffers, self.forms, self.flow.base_of)
 
     def run(self, name: str, conditions: tuple[tuple[str, str], ...]) -> Translation:
         forward, backward = self.flow.order()
@@ -187,6 +193,11 @@ class _Translator:
         inputs = self.input_values(node)
         if node in self.flow.norms:
             self.add_batch_norm(node, inputs)
+            return
+        if node in self.direct:
+            buffer, form = self.direct[node]
+            about = {"name": node.name, "target": target_name(node), "key": call_key(node, self.device)}
+            self.add_write(buffer, WriteInPlace(node, form), inputs, layer=layer_of(node), **about)
             return
         state = self.add_reader(node, backward) if is_random(node) else None
         made = self.add_made(node, self.defined(node))
@@ -287,22 +298,20 @@ class _Translator:
         self.append(op, TrainBatchNorm(node, *self.flow.norms[node]), made)
 
     def add_write_backs(self) -> None:
-        in_place = {buffer for pair in self.flow.norms.values() for buffer in pair}
+        written = {buffer for pair in self.flow.norms.values() for buffer in pair}
+        written |= {buffer for buffer, _ in self.direct.values()}
         for target, source in self.captured.mutations:
-            if target in in_place:
-                continue
-            old, read = self.current(target), self.value_of[self.flow.base_of[source]]
-            new = self.newest[target] = self.new_version(old, f"{self.values[old].name}_written", Role.BUFFER)
-            write = Implementation(inputs=(read, old) if read != old else (read,), outputs=(new,))
-            op = Op(
-                name=f"write_{target.name}",
-                target="aten.copy_.default",
-                key=f"write {self.values[old].nbytes}",
-                rerun=None,
-                implementations=(write,),
-                layer=layer_of(source),
-            )
-            self.append(op, WriteBack(target, source))
+            if target not in written:
+                key = f"write {self.values[self.current(target)].nbytes}"
+                about = {"name": f"write_{target.name}", "target": "aten.copy_.default", "key": key}
+                read = (self.value_of[self.flow.base_of[source]],)
+                self.add_write(target, WriteBack(target, source), read, layer=layer_of(source), **about)
+
+    def add_write(self, buffer: Node, recipe: Recipe, inputs: tuple[int, ...], **fields: Any) -> None:
+        old = self.current(buffer)
+        new = self.newest[buffer] = self.new_version(old, f"{self.values[old].name}_written", Role.BUFFER)
+        write = Implementation(inputs=tuple(dict.fromkeys((*inputs, old))), outputs=(new,))
+        self.append(Op(rerun=None, implementations=(write,), **fields), recipe)
 
     def add_outputs_and_tangents(self) -> None:
         for output in self.captured.outputs:
@@ -332,22 +341,13 @@ class _Translator:
 
     def reusable(self, node: Node, outputs: tuple[int, ...]) -> dict[int, tuple[int, InPlace]]:
         """Values that this op could overwrite, with the argument position and the form to call."""
-        forms = self.forms.get(node.target, {})
         found: dict[int, tuple[int, InPlace]] = {}
-        result = node.meta["val"]
-        for place, form in forms.items():
-            argument = node.args[place] if place < len(node.args) else None
-            if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), Tensor):
-                continue
-            written = argument.meta["val"]
-            base = self.flow.base_of[argument]
+        for base, place, form in overwritable(node, self.forms, self.flow.base_of):
             stored = self.values[value := self.value_of[base]]
-            alone = sum(self.flow.base_of.get(a) is base for a in nodes_in((node.args, node.kwargs))) == 1
-            same = (written.shape, written.dtype) == (result.shape, result.dtype)
             whole = stored.nbytes == self.values[outputs[0]].nbytes
             # A tangent belongs to autograd, which may pass it on, so it is never written.
             foreign = stored.external or stored.role is Role.TANGENT
-            if same and written.stride() == result.stride() and whole and alone and not foreign:
+            if whole and not foreign:
                 found[value] = (place, form)
         return found
 
