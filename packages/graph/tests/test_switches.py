@@ -23,6 +23,7 @@ from remat_graph import (
     Specialized,
     Timeline,
     Value,
+    decide,
     fingerprint,
     relaxed,
     simulate,
@@ -378,3 +379,28 @@ def test_a_switch_costs_what_it_changes(monkeypatch: pytest.MonkeyPatch) -> None
     verify(switched)
     assert len(switched.switches) == 100
     assert looked < 3 * without
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_decisions_one_by_one_are_those_at_once(seed: int) -> None:
+    """All switches decided, the graph has the ops of the specialized one; what is not decided stays."""
+    graph = with_random_switches(random_graph(seed, 10), seed, most=5)
+    on = compatible(conflicts(graph), graph.switches[::2])
+    made, off = graph, set(graph.switches) - on
+    for switch in graph.switches:
+        if switch in made.switches:  # none of an op that another switch changes is left
+            chosen = {switch} & on
+            made = decide(made, chosen, {switch} - chosen)
+        assert switch not in made.switches
+        assert set(made.switches) <= set(graph.switches)
+    at_once = specialize(graph, on).graph
+    assert made.ops == at_once.ops == decide(graph, on, off).ops
+    for value, same in zip(made.values, at_once.values, strict=False):
+        assert value == same or value.nbytes == 0
+
+
+def test_only_switches_of_the_graph_are_decided() -> None:
+    graph = with_random_switches(random_graph(0, 10), 0, most=5)
+    for on, off in (("none", ()), ((), ("none",))):
+        with pytest.raises(ValueError, match="no switch"):
+            decide(graph, on, off)

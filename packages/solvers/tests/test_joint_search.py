@@ -21,13 +21,14 @@ from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_switches import with_random_switches
-from remat_solvers import Deadline, Problem, get_solver, min_budget, pareto, solve_switches, switching
+from remat_solvers import Deadline, Problem, get_solver, min_budget, pareto, solve_switches
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.decisions import combinations_of, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.joint import JointSearch
+from remat_solvers.switching import solving
 
 AUTO = get_solver("auto", moves=2000)
 
@@ -122,7 +123,7 @@ def test_the_joint_choice_is_no_worse_than_whole_families(seed: int, share: floa
 @pytest.mark.parametrize("seed", range(6))
 def test_a_choice_does_not_lose_to_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On graphs whose whole families are not planned one by one."""
-    monkeypatch.setattr(switching, "SMALL_OPS", 0)
+    monkeypatch.setattr(solving, "SMALL_OPS", 0)
     graph = switched(seed, ops=16)
     off = specialize(graph, ()).graph
     budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
@@ -136,26 +137,26 @@ def test_a_choice_does_not_lose_to_none(seed: int, monkeypatch: pytest.MonkeyPat
 
 def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some, and none where the plan is near its bound."""
-    monkeypatch.setattr(switching, "SMALL_OPS", 0)
+    monkeypatch.setattr(solving, "SMALL_OPS", 0)
     solved: list[tuple[frozenset[str], bool]] = []
-    decided = switching._Decisions.decided
+    decided = solving._Decisions.decided
 
     def counted(self: Any, one: Any, **options: Any) -> Any:
         solved.append((one.made.on, "afresh" in options))
         return decided(self, one, **options)
 
-    monkeypatch.setattr(switching._Decisions, "decided", counted)
+    monkeypatch.setattr(solving._Decisions, "decided", counted)
     most = 0
     for seed in range(4):
         graph = switched(seed, ops=16)
         off = specialize(graph, ()).graph
         budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
         for wide in (float("inf"), 0.0):
-            monkeypatch.setattr(switching, "NEAR", wide)
+            monkeypatch.setattr(solving, "NEAR", wide)
             solved.clear()
             solve_switches(AUTO, Problem(graph, budget))
             assert len(solved) == len(set(solved))
-            assert len(solved) <= (1 if wide else 1 + switching.MOST_FAMILIES)
+            assert len(solved) <= (1 if wide else 1 + solving.MOST_FAMILIES)
             most = max(most, len(solved))
     assert most > 1
 

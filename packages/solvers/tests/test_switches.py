@@ -1,8 +1,23 @@
 """Switches are decided by bounds and solved as graphs without any."""
 
+from itertools import chain, combinations
+
 import pytest
 
-from remat_graph import Schedule, noremat_peak_nbytes, relaxed, simulate, specialize, switches_on
+from remat_graph import (
+    Alternative,
+    Graph,
+    Implementation,
+    Op,
+    Schedule,
+    Value,
+    noremat_peak_nbytes,
+    relaxed,
+    simulate,
+    specialize,
+    switches_on,
+)
+from remat_graph.switches.conflicts import conflicting
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_switches import with_random_switches
 from remat_solvers import (
@@ -17,7 +32,7 @@ from remat_solvers import (
     solve_switches,
 )
 from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, time_bound_s
+from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, decided_bound_s, time_bound_s
 
 AUTO = get_solver("auto", moves=300)
 
@@ -73,6 +88,49 @@ def test_with_many_switches_the_relaxed_graph_bounds_all_of_them(seed: int) -> N
     if found.schedule is not None and found.time_s is not None:
         assert simulate(graph, found.schedule).time_s == found.time_s
         assert found.lower_bound_s <= found.time_s
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_parts_of_the_decisions_bound_all_of_them(seed: int) -> None:
+    """To the end, the bound is the lowest of all decisions; on the way it is above the relaxed graph's."""
+    graph = with_random_switches(random_graph(seed, 10), seed, most=5)
+    budget = int(0.6 * noremat_peak_nbytes(graph))
+    found = decided_bound_s(graph, budget, Deadline())
+    assert found >= time_bound_s(relaxed(graph), budget, Deadline()) - 1e-9
+    sets = chain.from_iterable(combinations(graph.switches, n) for n in range(len(graph.switches) + 1))
+    graphs = [specialize(graph, on).graph for on in sets if not conflicting(graph, on)]
+    assert found <= min(time_bound_s(each, budget, Deadline()) for each in graphs) + 1e-9
+    times = [AUTO.solve(Problem(each, budget)).time_s for each in graphs]
+    assert all(found <= time_s + 1e-9 for time_s in times if time_s is not None)
+
+
+def test_parts_see_what_the_relaxed_graph_hides() -> None:
+    """A switch that saves bytes and takes time: that graph has the bytes of on and the time of off."""
+    values = [
+        Value(name="x", nbytes=100),
+        Value(name="loss", nbytes=0, role="output"),
+        Value(name="grad", nbytes=10, role="grad"),
+    ]
+    large, small = (
+        Implementation(inputs=[0], outputs=[2], time_s=time_s, workspace_nbytes=nbytes)
+        for time_s, nbytes in ((1.0, 200), (4.0, 0))
+    )
+    ops = [
+        Op(name="make", target="make", implementations=[Implementation(inputs=[], outputs=[0], time_s=1)]),
+        Op(name="lose", target="lose", implementations=[Implementation(inputs=[0], outputs=[1], time_s=1)]),
+        Op(
+            name="back",
+            target="back",
+            backward=True,
+            implementations=[large, small],
+            alternatives=[Alternative(switch="slow.back", first=1, again=1)],
+        ),
+    ]
+    graph = Graph(name="hidden", values=values, ops=ops)
+    assert time_bound_s(relaxed(graph), 150, Deadline()) == 3.0
+    assert decided_bound_s(graph, 150, Deadline()) == 6.0
+    assert decided_bound_s(graph, 150, Deadline(), enough_s=3.0) == 3.0
+    assert decided_bound_s(graph, 50, Deadline()) == float("inf")
 
 
 @pytest.mark.parametrize("seed", range(8))

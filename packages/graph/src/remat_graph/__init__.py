@@ -37,7 +37,7 @@ from remat_graph.serialization.schedules import load_order, save_order
 from remat_graph.simulator.simulate import simulate
 from remat_graph.simulator.timeline import Grads, Timeline
 from remat_graph.switches.relax import relaxed
-from remat_graph.switches.specialize import Specialized, specialize, switches_on
+from remat_graph.switches.specialize import Specialized, decide, specialize, switches_on
 from remat_graph.units import format_nbytes, format_seconds
 from remat_graph.verify import verify
 
@@ -82,6 +82,7 @@ __all__ = [
     "Update",
     "Value",
     "Wait",
+    "decide",
     "find_platform",
     "fingerprint",
     "format_nbytes",

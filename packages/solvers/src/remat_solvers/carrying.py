@@ -14,7 +14,7 @@ from typing import ClassVar
 import attrs
 
 from remat_graph import Schedule
-from remat_solvers.bounds.decisions import bounding_graphs, time_bound_s
+from remat_solvers.bounds.decisions import bounding_graphs, decided_bound_s, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict
@@ -22,6 +22,7 @@ from remat_solvers.local_search.joint import FIRST_PRICE, JointSearch
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge_schedule
 
 MOVES = 20_000  # of each annealing
+NEAR = 0.005  # a ratio of base time: no better bound is looked for where the plan is as near
 ANNEALING = ((0.1, 0.3), (0.3, 0.3), (0.1, 0.3))  # start temperature, price of memory
 
 
@@ -71,7 +72,11 @@ def _carry_over(problem: Problem, schedule: Schedule, deadline: Deadline | None)
         search.flip_greedily(search.fitting[0], deadline)
     best = search.fitting[0].schedule if search.fitting else None
     found = judge_schedule(problem, best, stats={"method": "carried", "moves": search.tried})
-    lower_s = lower_s if found.time_s is None else min(lower_s, found.time_s)
+    if found.time_s is not None:
+        enough_s = found.time_s - NEAR * graph.time_s
+        if graph.switches and lower_s < enough_s:
+            lower_s = max(lower_s, decided_bound_s(graph, budget_nbytes, deadline, enough_s=enough_s))
+        lower_s = min(lower_s, found.time_s)
     proven = found.time_s is not None and found.time_s <= lower_s * (1 + 1e-12)
     status = Status.OPTIMAL if proven else found.status if best is None else Status.FEASIBLE
     return attrs.evolve(found, lower_bound_s=lower_s, status=status)

@@ -1,4 +1,4 @@
-"""Decide switches: graphs without any, on which every solver and bound works.
+"""Decide switches: graphs without any, on which every solver and bound works, or with fewer of them.
 
 A switch names the alternatives of several ops that are in force together (`Op.alternatives`). A schedule must
 agree with itself: all ops of a switch run by their alternatives, or none does. `specialize` decides all
@@ -85,16 +85,13 @@ def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
     Raises:
         ValueError: no such switch, or two of them change the same op.
     """
-    chosen = frozenset(on)
-    unknown = chosen.difference(graph.switches)
-    if unknown:
-        raise ValueError(f"no switch {min(unknown)!r}; there are {len(graph.switches)}")
+    chosen = _switches_of(graph, on)
     ops: list[Op] = []
     places: list[int] = []
     numbers: list[tuple[int, ...]] = []
     voids: list[tuple[int, int, int]] = []  # op, implementation, place of the next op
     for i, op in enumerate(graph.ops):
-        decided, runs = _decided(op, chosen)
+        decided, runs = _decided(op, chosen, frozenset(graph.switches))
         if op.alternatives and runs_nothing(decided.first):
             voids.append((i, runs[0], len(ops)))
             continue
@@ -108,6 +105,38 @@ def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
         numbers=tuple(numbers),
         voids=tuple(_void(graph, ops, *void) for void in voids),
     )
+
+
+def decide(graph: Graph, on: Iterable[str], off: Iterable[str]) -> Graph:
+    """Turn some switches on and some off; the others stay switches.
+
+    For bounds: an op that runs nothing then is gone, and a value that nothing makes has no bytes. The other
+    values have the indices of the original.
+
+    Raises:
+        ValueError: no such switch, or two that are on change the same op.
+    """
+    chosen = _switches_of(graph, on)
+    known = chosen | _switches_of(graph, off)
+    ops = []
+    for op in graph.ops:
+        decided, _ = _decided(op, chosen, known)
+        if decided.alternatives or not (op.alternatives and runs_nothing(decided.first)):
+            ops.append(decided)
+    made = {v for op in ops for run in op.implementations for v in run.outputs}
+    values = [
+        value if value.external or v in made else attrs.evolve(value, nbytes=0)
+        for v, value in enumerate(graph.values[: count_of_values(graph, ops)])
+    ]
+    return attrs.evolve(graph, ops=ops, values=values)
+
+
+def _switches_of(graph: Graph, names: Iterable[str]) -> frozenset[str]:
+    found = frozenset(names)
+    unknown = found.difference(graph.switches)
+    if unknown:
+        raise ValueError(f"no switch {min(unknown)!r}; there are {len(graph.switches)}")
+    return found
 
 
 def runs_nothing(run: Implementation) -> bool:
@@ -150,12 +179,14 @@ def switches_on(graph: Graph, schedule: Schedule) -> frozenset[str]:
     )
 
 
-def _decided(op: Op, on: frozenset[str]) -> tuple[Op, tuple[int, ...]]:
-    if not op.alternatives:
-        return op, tuple(range(len(op.implementations)))
+def _decided(op: Op, on: frozenset[str], known: frozenset[str]) -> tuple[Op, tuple[int, ...]]:
+    """An op where of the `known` switches those `on` are, and its implementations' places in the original."""
     forces = [other for other in op.alternatives if other.switch in on]
     if len(forces) > 1:
         raise ValueError(f"{op.name} is changed by {forces[0].switch!r} and by {forces[1].switch!r}")
+    undecided = [other for other in op.alternatives if other.switch not in known]
+    if not op.alternatives or (undecided and not forces):
+        return attrs.evolve(op, alternatives=undecided), tuple(range(len(op.implementations)))
     first, again = (forces[0].first, forces[0].again) if forces else (0, op.rerun)
     numbers = (first,) if again in (None, first) else (first, again)
     rerun = None if again is None else len(numbers) - 1

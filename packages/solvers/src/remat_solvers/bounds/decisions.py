@@ -1,11 +1,15 @@
-"""Which decisions of a graph's switches are tried, and which graphs without switches bound it.
+"""Which decisions of a graph's switches are tried, and what bounds all of them.
 
-All decisions if they are few; else those of whole families, and the relaxed graph.
+All decisions if they are few; else those of whole families, and the relaxed graph. That graph takes the best
+of each decision at once: of a loss in chunks the bytes, and of the whole loss the time. So parts of the
+decisions are bounded one by one: with a switch on, and with it off, then with another, the part with the
+lowest bound first (branch and bound; A. H. Land and A. G. Doig, 1960).
 """
 
-from itertools import chain, combinations
+import heapq
+from itertools import chain, combinations, count
 
-from remat_graph import Graph, noremat_peak_nbytes, relaxed, specialize
+from remat_graph import Graph, decide, noremat_peak_nbytes, relaxed, specialize
 from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.switches.specialize import family_of
 from remat_solvers.bounds.budget_bound import budget_floor
@@ -15,6 +19,7 @@ from remat_solvers.protocol import Deadline
 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
+MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
@@ -43,3 +48,50 @@ def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
     if noremat_peak_nbytes(graph) <= budget_nbytes:
         return graph.time_s
     return graph.time_s + CutBound(graph, reach).extra_s(budget_nbytes, deadline.share(BOUND_SHARE))
+
+
+def decided_bound_s(
+    graph: Graph, budget_nbytes: int, deadline: Deadline, *, enough_s: float = float("inf")
+) -> float:
+    """A lower bound on the compute seconds of a graph with switches under any decision of them.
+
+    Args:
+        graph: the training step.
+        budget_nbytes: bound on the peak.
+        deadline: ends the search with what is proven so far.
+        enough_s: a bound that is as good as any higher one, such as the time of a known schedule.
+
+    Returns:
+        Seconds; infinite if nothing fits.
+    """
+    found, number = conflicts(graph), count()
+    switches = sorted(graph.switches, key=_added_s(graph).__getitem__, reverse=True)
+
+    def part(on: frozenset[str], off: frozenset[str], known_s: float) -> _Part:
+        bound_s = time_bound_s(relaxed(decide(graph, on, off)), budget_nbytes, deadline)
+        return max(known_s, bound_s), next(number), on, off
+
+    parts = [part(frozenset(), frozenset(), 0.0)]
+    left = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(graph.ops))
+    while left > 0 and parts[0][0] < enough_s and not deadline.reached():
+        known_s, _, on, off = parts[0]
+        switch = next((each for each in switches if each not in on | off), None)
+        if switch is None:
+            break
+        heapq.heapreplace(parts, part(on | {switch}, off | found[switch], known_s))
+        heapq.heappush(parts, part(on, off | {switch}, known_s))
+        left -= 2
+    return parts[0][0]
+
+
+_Part = tuple[float, int, frozenset[str], frozenset[str]]
+"""Its bound, a number that breaks ties, the switches that are on, and those that are off."""
+
+
+def _added_s(graph: Graph) -> dict[str, float]:
+    """Per switch the seconds that it adds when it is on."""
+    added_s = dict.fromkeys(graph.switches, 0.0)
+    for op in graph.ops:
+        for other in op.alternatives:
+            added_s[other.switch] += op.implementations[other.first].time_s - op.first.time_s
+    return added_s

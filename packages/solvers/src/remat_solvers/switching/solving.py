@@ -12,7 +12,8 @@ differ, so that a choice does not lose to none. Whole families that may be bette
 well: all of them on small graphs, on larger ones the two that are best after short annealing, if the best
 plan is far from the bound. Where nothing fits, the solver gets the decision that could need the least memory,
 then the one with the smallest peak. A solver that takes no `starts` plans all off, all on, one family on and
-one family off in the order of their bounds. The bound of the whole is that of the relaxed graph.
+one family off in the order of their bounds. The bound of the whole is that of the relaxed graph, or where the
+gap is wide the lowest of the bounds of several parts of the decisions.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -26,17 +27,16 @@ import attrs
 
 from remat_graph import Graph, Schedule, Specialized, relaxed, specialize
 from remat_solvers.bounds.budget_bound import budget_floor
-from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, time_bound_s
-from remat_solvers.evaluation.arrays import flatten
+from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, decided_bound_s, time_bound_s
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch
-from remat_solvers.local_search.min_peak import default_peak_moves, minimize_peak
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
+from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
 QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
+BOUNDS_SHARE = 0.3  # of what is left then, for the bounds of parts of the decisions
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
-CANDIDATE_SHARE = 0.6  # of that, for one candidate
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
 JOINT_MOVES = 0.15  # flips as a share of a solve
 LEAST_MOVES = 40_000
@@ -106,84 +106,6 @@ def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solutio
     return _best(graph, solved, lower_s, all_of_them)
 
 
-def smallest_peak(
-    graph: Graph, floor_nbytes: int, deadline: Deadline, *, goal_nbytes: int = 0, moves: int | None = None
-) -> Schedule:
-    """A schedule with a small peak, of the best decision that is found; none needs less than the floor.
-
-    The search stops at a peak of `goal_nbytes`. Until then it is the same search with any goal, so a budget
-    that was once reached is reached again, unless the deadline or a smaller number of moves ends it.
-    """
-    goal_nbytes = max(goal_nbytes, floor_nbytes)
-    tried, all_of_them = combinations_of(graph)
-    search = _PeakSearch(JointSearch(graph, 0), goal_nbytes, deadline)
-    candidates = [_Candidate.of(graph, on) for on in tried]
-    if all_of_them:
-        for one in sorted(candidates, key=lambda one: one.floor_nbytes):
-            search.minimize(one)
-        return search.best.schedule
-    for one in candidates:
-        search.minimize(one, moves=0)
-    full = default_peak_moves(len(graph.ops))
-    full = full if moves is None else min(moves, full)
-    search.minimize(min(candidates, key=search.promise), moves=full // 2)
-    search.minimize(candidates[0], moves=full // 4)  # all off
-    if not search.done:
-        search.joint.shrink(goal_nbytes, floor_nbytes, full // 8, deadline.share(0.5))
-        search.minimize(_Candidate.of(graph, search.best.made.on), moves=full // 8)
-    return search.best.schedule
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class _Candidate:
-    """A decision, and the bytes that none of its schedules goes below."""
-
-    made: Specialized
-    floor_nbytes: int
-
-    @classmethod
-    def of(cls, graph: Graph, on: Iterable[str]) -> "_Candidate":
-        made = specialize(graph, on)
-        return cls(made=made, floor_nbytes=budget_floor(made.graph).nbytes)
-
-
-@attrs.frozen(eq=False)
-class _PeakSearch:
-    """A search for a peak of at most `goal_nbytes` among several decisions."""
-
-    joint: JointSearch
-    goal_nbytes: int
-    deadline: Deadline
-
-    @property
-    def best(self) -> DecidedOrder:
-        """The smallest peak so far."""
-        best = self.joint.smallest
-        assert best is not None
-        return best
-
-    @property
-    def done(self) -> bool:
-        return self.joint.smallest is not None and self.best.peak_nbytes <= self.goal_nbytes
-
-    def promise(self, one: _Candidate) -> tuple[int, int]:
-        """Smaller is better: its floor, then the smallest peak so far."""
-        known = self.joint.found.get(one.made.on)
-        return one.floor_nbytes, one.floor_nbytes if known is None else known.peak_nbytes
-
-    def minimize(self, one: _Candidate, moves: int | None = None) -> None:
-        """Search the sequences of one decision, if one may be smaller than the best."""
-        known = self.joint.smallest
-        if known is not None and (self.done or one.floor_nbytes >= known.peak_nbytes):
-            return
-        arrays, before = flatten(one.made.graph), self.joint.found.get(one.made.on)
-        goal_nbytes = max(self.goal_nbytes, one.floor_nbytes)
-        part = self.deadline.share(CANDIDATE_SHARE)
-        start = None if before is None else before.order
-        order = minimize_peak(arrays, goal_nbytes, one.floor_nbytes, part, moves=moves, start=start)
-        self.joint.add(one.made, arrays, order, part)
-
-
 class _Decisions:
     """One solve of a graph with many switches."""
 
@@ -224,6 +146,10 @@ class _Decisions:
             solution = self.decided(one)
             if self.search.fitting or deadline.reached():
                 break
+        if self.search.fitting and not self.closed(NEAR):
+            enough_s = self.search.fitting[0].time_s - NEAR * graph.time_s
+            part = deadline.share(BOUNDS_SHARE)
+            self.lower_s = max(self.lower_s, decided_bound_s(graph, budget, part, enough_s=enough_s))
         if len(graph.ops) <= SMALL_OPS:
             self.solve_families()
         else:

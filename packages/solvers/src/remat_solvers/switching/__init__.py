@@ -1,0 +1,6 @@
+"""Graphs with switches: plans of the fastest decision that is found, and of the smallest peak."""
+
+from remat_solvers.switching.smallest_peak import smallest_peak
+from remat_solvers.switching.solving import solve_switches
+
+__all__ = ["smallest_peak", "solve_switches"]
