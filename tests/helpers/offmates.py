@@ -93,7 +93,13 @@ def kept_plans() -> tempfile.TemporaryDirectory[str]:
 
 
 def offmate(
-    model: nn.Module, sample: Any, budget: int | str, *, update_s: float = UPDATE_S, **options: Any
+    model: nn.Module,
+    sample: Any,
+    budget: int | str,
+    *,
+    update_s: float = UPDATE_S,
+    issue_s: float = 0.0,
+    **options: Any,
 ) -> Offmate:
     """Build one whose plan depends on its arguments alone."""
     defaults = {
@@ -104,7 +110,7 @@ def offmate(
     }
 
     def steady(*arguments: Any) -> UpdateCost:
-        return attrs.evolve(update_cost(*arguments), s_per_element=update_s)
+        return attrs.evolve(update_cost(*arguments), s_per_element=update_s, issue_s=issue_s)
 
     with mock.patch("remat_offload.optimizer.states.update_cost", steady):
         return Offmate(model, sample, budget, **(defaults | options))

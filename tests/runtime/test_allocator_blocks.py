@@ -25,6 +25,7 @@ from remat_executor.module.planned_step import PlannedStep
 from remat_executor.runtime.eager import Eager
 from remat_executor.translation import translate
 from remat_facade import Hiremate, Offmate
+from remat_facade.planning import offmate_planner
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import Graph, Plan, Role, resolve_budget
@@ -306,7 +307,8 @@ def test_an_error_is_about_the_budget_that_was_given(
 ) -> None:
     """It includes a reserve, and of a module that moves values also buffers and inputs."""
     monkeypatch.setattr(peak_check, "measure_peak", lambda step, tensors: 1 << 40)
-    monkeypatch.setattr(peak_check, "worst_case_nbytes", lambda graph, schedule, *_: 1 << 40)
+    for module in (peak_check, offmate_planner):
+        monkeypatch.setattr(module, "worst_case_nbytes", lambda graph, schedule, *_, **__: 1 << 40)
     monkeypatch.setattr(peak_check, "slack_variation_nbytes", lambda *_: 0)
     model, x, reserve_nbytes = Layers(), sample(batch=10 * BATCH), 1 << 20
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -62,6 +62,14 @@ class MarginPlanner(Protocol):
 
 
 @runtime_checkable
+class BoundsBlocks(Protocol):
+    """A planner whose steps are in states that only it knows."""
+
+    def blocks_nbytes(self, graph: Graph, plan: Plan) -> int:
+        """The most bytes that a plan takes in any state, with the slack of the allocator's blocks."""
+
+
+@runtime_checkable
 class _NamesSmallest(Protocol):
     """An error about a budget that names the smallest one with a schedule."""
 
@@ -221,6 +229,8 @@ def replan_for_slack(graph: Graph, plan: Plan, planner: MarginPlanner) -> Plan:
         return plan
 
     def judge(plan: Plan) -> tuple[Plan, int]:
+        if isinstance(planner, BoundsBlocks):
+            return plan, planner.blocks_nbytes(graph, plan)
         return plan, worst_case_nbytes(with_placement(graph, plan.on_host), plan.schedule)
 
     return _until_within_budget(plan, lambda plan: plan, graph, planner, judge, lambda plan: plan, "eager")

@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_facade.errors import NoRoom
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
@@ -49,6 +50,29 @@ class OffmatePlanner(StepPlanner):
     training: TrainingSession
     time_limit_s: float | None
     asked_nbytes: int | None = None
+
+    def blocks_nbytes(self, graph: Graph, plan: Plan) -> int:
+        """A bound of a plan's peak on CUDA, with ``.grad`` being None, and kept if a step may find it so.
+
+        It holds for each of several micro-batches: one that only accumulates moves no optimizer states, and
+        needs no workspace of an update.
+
+        Args:
+            graph: the training step; any placement.
+            plan: a plan of it.
+        """
+        placed = with_placement(graph, plan.on_host)
+        nbytes = worst_case_nbytes(placed, plan.schedule)
+        # The margin for the first state may be enough for both.
+        if nbytes > self.budget_for(graph) or not self._keeps_gradients:
+            return nbytes
+        kept_nbytes = worst_case_nbytes(accumulating(placed), plan.schedule, grads=Grads.ACCUMULATE)
+        return max(nbytes, kept_nbytes)
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        """Whether a step may find a ``.grad`` of an earlier one."""
+        return self.training.accumulation > 1 or not self.training.in_backward
 
     def budget_for(self, graph: Graph) -> int:
         """The device bytes that a plan of `graph` may take.
@@ -136,9 +160,9 @@ class OffmatePlanner(StepPlanner):
 
     def _where_most_is_held(self, graph: Graph, plan: Plan) -> Plan:
         """The plan with the larger peaks of ``.grad`` being None and being kept from an earlier step."""
-        passes = self.training.accumulation
-        if self.training.in_backward and passes == 1:
+        if not self._keeps_gradients:
             return plan
+        passes = self.training.accumulation
         # Gradients of an earlier step need the same host memory again while new ones arrive.
         again = simulate(
             accumulating(graph),

@@ -83,7 +83,9 @@ class TrainingSession:
         self._before: TrainingSession | None = getattr(optimizer, _ATTACHED, None)
         if self._before is not None:
             self._before.wait()
-        self.states = OptimizerStates(optimizer, machine.device, master_weights=master_weights)
+        self.states = OptimizerStates(
+            optimizer, machine.device, master_weights=master_weights, host_memory=pool.unpinned
+        )
         self.engine = Engine(machine, pool, self.states)
         self.on_host: frozenset[str] | None = None
         self.external_nbytes = 0
@@ -122,8 +124,13 @@ class TrainingSession:
                 Optimized(
                     param=index,
                     states=tuple((state.name, state.nbytes) for state in self.states.kept(param)),
-                    device_time_s=here.s_per_element * param.numel(),
-                    cpu_time_s=on_cpu.s_per_element * param.numel(),
+                    # After the backward the device is done with all else, and waits for the host.
+                    device_time_s=(
+                        here.s_per_element * param.numel()
+                        if self.in_backward
+                        else here.alone_s(param.numel())
+                    ),
+                    cpu_time_s=on_cpu.alone_s(param.numel()),
                     workspace_nbytes=math.ceil(here.workspace_nbytes_per_element * param.numel()),
                 )
             )

@@ -6,6 +6,11 @@ in one report) and never frees it. Here a block is a mapping of its own, of whol
 ``cudaHostRegister`` pins: at most one page more than requested, and freed when unpinned. Whole pages, because
 two registrations must not share a page. The mapping is shared with forks, such as those of a data loader:
 after a fork, the parent would write to new copies of private pages while the device used the old ones.
+
+PyTorch's threads touch the pages first, shared out as in an update: memory lies on the socket of the thread
+that touches it first, and the registration would let one thread touch all. Huge pages are asked for, but few
+systems give them to shared memory (``/sys/kernel/mm/transparent_hugepage/shmem_enabled``). In private memory
+they made Adam's updates 4 to 7 % faster, on a virtual AMD EPYC; safety in forks is worth more.
 """
 
 import contextlib
@@ -19,6 +24,8 @@ import torch
 from remat_executor.current_device import as_current
 from remat_offload.errors import CannotPin
 
+_HUGE_NBYTES = 1 << 21  # of a huge page where pages have 4 KiB
+_TOUCHED_NBYTES = 1 << 24  # at a time: an update's chunk in 32 bits, which threads share out in the same way
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 
 
@@ -84,14 +91,7 @@ class RegisteredMemory:
             CannotPin: the system has no such pages, or the runtime refuses to pin them.
         """
         size = self.charge(nbytes)
-        try:
-            pages = mmap.mmap(-1, size)
-        except OSError as error:
-            raise CannotPin(
-                problem=f"the system has no {size:,} bytes of memory ({error.strerror})",
-                advice="lower the capacity",
-            ) from error
-        block = torch.frombuffer(pages, dtype=torch.uint8)
+        block = mapped(size)
         with self._current():
             code = int(self._cudart.cudaHostRegister(block.data_ptr(), size, _PORTABLE))
         if code != 0:
@@ -112,6 +112,31 @@ class RegisteredMemory:
                 problem=f"cudaHostUnregister returned error {code}",
                 advice="an earlier CUDA error may be its cause: run again with CUDA_LAUNCH_BLOCKING=1",
             )
+
+
+def mapped(nbytes: int) -> torch.Tensor:
+    """Map pages as blocks that are pinned have them; the last reference unmaps them.
+
+    Raises:
+        CannotPin: the system has no such pages.
+    """
+    try:
+        pages = mmap.mmap(-1, nbytes)
+    except OSError as error:
+        raise CannotPin(
+            problem=f"the system has no {nbytes:,} bytes of memory ({error.strerror})",
+            advice="lower the capacity",
+        ) from error
+    # Whole huge pages only: one at the end would reach beyond the block.
+    huge_nbytes = nbytes // _HUGE_NBYTES * _HUGE_NBYTES
+    advice: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+    if huge_nbytes and advice is not None:
+        with contextlib.suppress(OSError):  # of a kernel without them
+            pages.madvise(advice, 0, huge_nbytes)
+    block = torch.frombuffer(pages, dtype=torch.uint8)
+    for piece in block.split(_TOUCHED_NBYTES):
+        piece.zero_()
+    return block
 
 
 def memory_for(device: torch.device, pin: bool | None) -> HostMemory:

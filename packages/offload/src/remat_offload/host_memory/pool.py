@@ -23,7 +23,7 @@ from remat_executor.fork_lock import ForkAwareLock
 from remat_graph import RematError
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.errors import HostPoolExhausted, HostPoolMisuse
-from remat_offload.host_memory.pinned import HostMemory, memory_for
+from remat_offload.host_memory.pinned import HostMemory, RegisteredMemory, mapped, memory_for
 
 
 class Event(Protocol):
@@ -115,6 +115,16 @@ class HostPool:
     def rounding_nbytes(self) -> int:
         """The most bytes that a block takes beyond the request."""
         return self._memory.charge(1) - 1
+
+    def unpinned(self, nbytes: int) -> torch.Tensor:
+        """Bytes of the kind that blocks have, but not pinned, nor of the pool: to measure on.
+
+        Raises:
+            CannotPin: the system has no such pages.
+        """
+        if nbytes and isinstance(self._memory, RegisteredMemory):
+            return mapped(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8)
 
     def allocate(self, shape: int | Sequence[int], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Allocate a contiguous tensor with unspecified content.

@@ -18,7 +18,7 @@ from remat_offload.errors import OffloadMisuse
 from remat_offload.optimizer.draw_guard import without_draws
 from remat_offload.optimizer.partial_step import Stepper
 from remat_offload.optimizer.profile import Kind, StateTensor
-from remat_offload.optimizer.step_cost import UpdateCost, update_cost
+from remat_offload.optimizer.step_cost import HostBytes, UpdateCost, ordinary, update_cost
 
 MASTER = "master"
 """The name of the state that holds a parameter's master."""
@@ -34,13 +34,22 @@ class OptimizerStates:
         optimizer: the user's optimizer.
         device: the device that computes.
         master_weights: whether parameters in 16 bits have masters.
+        host_memory: bytes of the kind that states on the host are in, to measure on.
 
     Raises:
         RefusedOptimizer: steps in parts would not give the results of one plain step.
     """
 
-    def __init__(self, optimizer: Optimizer, device: torch.device, *, master_weights: bool = False) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        device: torch.device,
+        *,
+        master_weights: bool = False,
+        host_memory: HostBytes = ordinary,
+    ) -> None:
         self.optimizer, self.device, self.master_weights = optimizer, device, master_weights
+        self._host_memory = host_memory
         self._stepper = Stepper(optimizer)
         self._masters: dict[Tensor, Tensor] = {}
         self._blocks: dict[tuple[Tensor, str], Tensor] = {}
@@ -75,7 +84,9 @@ class OptimizerStates:
         key = (id(group), param.dtype, str(device), shape)
         if key not in self._costs:
             narrow = param.dtype if self._has_master(param) else None
-            self._costs[key] = update_cost(self.optimizer, group, dtype, device, shape, narrow)
+            self._costs[key] = update_cost(
+                self.optimizer, group, dtype, device, shape, narrow, self._host_memory
+            )
         cost = self._costs[key]
         widened = _WIDE.itemsize if self._has_master(param) else 0
         return attrs.evolve(cost, workspace_nbytes_per_element=cost.workspace_nbytes_per_element + widened)
