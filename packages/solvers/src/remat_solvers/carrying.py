@@ -22,7 +22,7 @@ from remat_solvers.local_search.joint import FIRST_PRICE, JointSearch
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge_schedule
 
 MOVES = 20_000  # of each annealing
-NEAR = 0.005  # a ratio of base time: no better bound is looked for where the plan is as near
+NEAR = 0.005
 ANNEALING = ((0.1, 0.3), (0.3, 0.3), (0.1, 0.3))  # start temperature, price of memory
 
 
@@ -32,18 +32,21 @@ class Carried:
 
     Attributes:
         schedule: of that graph, without transfers.
+        gap: a distance to the lower bound, as a ratio of base time, that is near enough: no better bound is
+            looked for.
     """
 
     name: ClassVar[str] = "carried"
     plans_switches: ClassVar[bool] = True
     schedule: Schedule
+    gap: float = NEAR
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
         """See the module docstring; nothing is found where the repair does not reach the budget."""
-        return _carry_over(problem, self.schedule, deadline)
+        return _carry_over(problem, self.schedule, self.gap, deadline)
 
 
-def _carry_over(problem: Problem, schedule: Schedule, deadline: Deadline | None) -> Solution:
+def _carry_over(problem: Problem, schedule: Schedule, gap: float, deadline: Deadline | None) -> Solution:
     deadline = deadline or Deadline()
     graph, budget_nbytes = problem.graph, problem.budget_nbytes
     lower_s = min(time_bound_s(each, budget_nbytes, deadline) for each in bounding_graphs(graph))
@@ -73,7 +76,7 @@ def _carry_over(problem: Problem, schedule: Schedule, deadline: Deadline | None)
     best = search.fitting[0].schedule if search.fitting else None
     found = judge_schedule(problem, best, stats={"method": "carried", "moves": search.tried})
     if found.time_s is not None:
-        enough_s = found.time_s - NEAR * graph.time_s
+        enough_s = found.time_s - gap * graph.time_s
         if graph.switches and lower_s < enough_s:
             lower_s = max(lower_s, decided_bound_s(graph, budget_nbytes, deadline, enough_s=enough_s))
         lower_s = min(lower_s, found.time_s)

@@ -270,11 +270,12 @@ class RecomputePlanner(StepPlanner):
         self, known: Plan, solve: Callable[..., Solution], problem: Problem, deadline: Deadline
     ) -> Solution | None:
         """The plan of a graph that differs in sizes alone, repaired, if it is about as near to its bound."""
-        solution = solve(Carried(schedule=known.schedule), problem, deadline)
+        most = known.gap + WIDER
+        solution = solve(Carried(schedule=known.schedule, gap=most), problem, deadline)
         if solution.overhead is None:
             return None
         gap = solution.overhead - solution.lower_bound_overhead
-        return solution if gap <= known.gap + WIDER else None
+        return solution if gap <= most * (1 + 1e-9) else None
 
     def _named(self, graph: Graph, budget_nbytes: int) -> Schedule | None:
         """The schedule of the smallest budget that an error has named, if it fits this one."""
