@@ -150,6 +150,8 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "another class": class_changed,
     "a hook": hooked,
     "hooks replaced": hooks_replaced,
+    "all attributes of a layer": lambda m: setattr(m.layers[0], "__dict__", dict(m.layers[0].__dict__)),
+    "all fields of a config": lambda m: setattr(m.config, "__dict__", dict(m.config.__dict__)),
 }
 
 

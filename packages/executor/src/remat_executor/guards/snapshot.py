@@ -99,6 +99,9 @@ class Snapshot:
         return signature(tensors, own, self.storages, device)
 
 
+_FIELDS = attrgetter("__dict__")
+
+
 class _ChangeDetector:
     """Everything that was read, in flat lists, so that a comparison takes a few loops in C."""
 
@@ -117,8 +120,10 @@ class _ChangeDetector:
         self.reads = limit.reads
         held = {(id(holder), key) for _, holder, key, _ in owned.plain}
         self.attributes = _Fields()
+        self.owners: list[Any] = []  # of the dicts that hold their attributes
+        self.owned: list[dict[str, Any]] = []
         for module in modules:
-            fields = module.__dict__
+            fields = self.fields_of(module)
             own = [name for name in fields if name not in REGISTRIES]
             read = [
                 name for name in own if (id(fields), name) in held or is_guarded(module, name, self.reads)
@@ -166,16 +171,24 @@ class _ChangeDetector:
         elif found.kind != "fields" or not _only_fields(thing, found):
             self.others.append((thing, found))
         elif kind not in self.reads.kinds:
-            self.dicts.append(thing.__dict__)
+            self.dicts.append(self.fields_of(thing))
         else:
-            read = [name for name, _ in found.parts]
-            self.attributes.add(thing.__dict__, read, thing.__dict__.keys() - {*read})
+            read, fields = [name for name, _ in found.parts], self.fields_of(thing)
+            self.attributes.add(fields, read, fields.keys() - {*read})
+
+    def fields_of(self, thing: Any) -> dict[str, Any]:
+        """The dict of an object's attributes, which may be replaced as a whole."""
+        fields: dict[str, Any] = thing.__dict__
+        self.owners.append(thing)
+        self.owned.append(fields)
+        return fields
 
     def unchanged(self) -> bool:
         """Whether everything is the same as before."""
         try:
             return (
-                self.unwritten()
+                _same(map(_FIELDS, self.owners), self.owned)
+                and self.unwritten()
                 and self.special.unchanged()
                 and list(map(len, self.lists)) == self.lengths
                 and _same(chain.from_iterable(self.lists), self.items)

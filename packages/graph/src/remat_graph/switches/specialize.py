@@ -110,8 +110,8 @@ def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
 def decide(graph: Graph, on: Iterable[str], off: Iterable[str]) -> Graph:
     """Turn some switches on and some off; the others stay switches.
 
-    For bounds: an op that runs nothing then is gone, and a value that nothing makes has no bytes. The other
-    values have the indices of the original.
+    For bounds: an op that runs nothing then is gone, and a value that no op makes any more has no bytes. The
+    other values have the indices of the original.
 
     Raises:
         ValueError: no such switch, or two that are on change the same op.
@@ -123,9 +123,9 @@ def decide(graph: Graph, on: Iterable[str], off: Iterable[str]) -> Graph:
         decided, _ = _decided(op, chosen, known)
         if decided.alternatives or not (op.alternatives and runs_nothing(decided.first)):
             ops.append(decided)
-    made = {v for op in ops for run in op.implementations for v in run.outputs}
+    gone = _made_by(graph.ops) - _made_by(ops)
     values = [
-        value if value.external or v in made else attrs.evolve(value, nbytes=0)
+        attrs.evolve(value, nbytes=0) if v in gone else value
         for v, value in enumerate(graph.values[: count_of_values(graph, ops)])
     ]
     return attrs.evolve(graph, ops=ops, values=values)
@@ -155,12 +155,15 @@ def count_of_values(graph: Graph, ops: list[Op]) -> int:
     """How many values to keep: all but those at the end that only other decisions make."""
     if len(ops) == len(graph.ops) and not graph.switches:
         return len(graph.values)
-    made = {v for op in ops for run in op.implementations for v in run.outputs}
-    elsewhere = {v for op in graph.ops for run in op.implementations for v in run.outputs} - made
+    elsewhere = _made_by(graph.ops) - _made_by(ops)
     count = len(graph.values)
     while count and count - 1 in elsewhere and not graph.values[count - 1].external:
         count -= 1
     return count
+
+
+def _made_by(ops: Iterable[Op]) -> set[int]:
+    return {v for op in ops for run in op.implementations for v in run.outputs}
 
 
 def family_of(switch: str) -> str:
