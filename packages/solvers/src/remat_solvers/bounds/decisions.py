@@ -8,6 +8,7 @@ lowest bound first (branch and bound; A. H. Land and A. G. Doig, 1960).
 
 import heapq
 from itertools import chain, combinations, count
+from math import isfinite
 
 from remat_graph import Graph, decide, noremat_peak_nbytes, relaxed, specialize
 from remat_graph.switches.conflicts import compatible, conflicts
@@ -20,6 +21,7 @@ from remat_solvers.protocol import Deadline
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
+FEW_PARTS, GAINED = 4, 0.05  # no more are, once so many have not closed this share of the gap
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
@@ -73,6 +75,7 @@ def decided_bound_s(
 
     parts = [part(frozenset(), frozenset(), 0.0)]
     left = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(graph.ops))
+    least_s, before_s = GAINED * (enough_s - parts[0][0]), parts[0][0]
     while left > 0 and parts[0][0] < enough_s and not deadline.reached():
         known_s, _, on, off = parts[0]
         switch = next((each for each in switches if each not in on | off), None)
@@ -81,6 +84,10 @@ def decided_bound_s(
         heapq.heapreplace(parts, part(on | {switch}, off | found[switch], known_s))
         heapq.heappush(parts, part(on, off | {switch}, known_s))
         left -= 2
+        if left % FEW_PARTS == 0:
+            if isfinite(enough_s) and parts[0][0] < before_s + least_s:
+                break
+            before_s = parts[0][0]
     return parts[0][0]
 
 

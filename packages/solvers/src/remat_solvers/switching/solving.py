@@ -146,7 +146,7 @@ class _Decisions:
             solution = self.decided(one)
             if self.search.fitting or deadline.reached():
                 break
-        if self.search.fitting and not self.closed(NEAR):
+        if self.search.fitting and not self.closed(WORTH):
             enough_s = self.search.fitting[0].time_s - NEAR * graph.time_s
             part = deadline.share(BOUNDS_SHARE)
             self.lower_s = max(self.lower_s, decided_bound_s(graph, budget, part, enough_s=enough_s))
