@@ -31,7 +31,7 @@ NAMES = (
     "mixed_dtype",
     "stock_transformer",
 )
-QUICK_S = 1.0
+QUICK_S = 2.0
 
 
 @pytest.fixture(scope="module")
