@@ -21,7 +21,7 @@ from remat_solvers.protocol import Deadline
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
-FEW_PARTS, GAINED = 4, 0.05  # no more are, once so many have not closed this share of the gap
+FEW_PARTS, GAINED = 4, 0.05  # the search ends where a few more have not closed this share of the gap
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
