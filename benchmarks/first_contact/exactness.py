@@ -153,6 +153,7 @@ def _judge(found: Findings, chosen: Task, budget: str, eager: Training, allowed:
         "eager_nbytes": eager.peak_nbytes,
         "overhead": module.plan.overhead,
         "runs": dict(module.runs),
+        "switched": module.plan.solver_stats.get("switched", ""),
     }
     if not differing:
         found.said.append("bits of eager")

@@ -1,4 +1,4 @@
-"""The runtimes that compile a plan or record it: bits, peak and time of a model."""
+"""The runtimes that compile a plan or record it: bits, peak and time."""
 
 import copy
 
@@ -13,11 +13,11 @@ from benchmarks.first_contact.rows import Findings, Setting
 from remat_graph import format_nbytes
 
 SECTION = "runtimes"
-_ROWS = {  # runtime, model, budget
-    "inductor": ("inductor", "llama", "60%"),
-    "cudagraph": ("cudagraph", "gpt", "60%"),
-    "inductor 40%": ("inductor", "gpt", "40%"),
-    "inductor bf16": ("inductor", "gpt", "40%"),
+_ROWS = {  # runtime, model, its dtype, budget
+    "inductor": ("inductor", "llama", torch.bfloat16, "60%"),
+    "cudagraph": ("cudagraph", "gpt", torch.float32, "60%"),
+    "inductor 40%": ("inductor", "gpt", torch.float32, "40%"),
+    "inductor bf16": ("inductor", "gpt", torch.bfloat16, "40%"),
 }
 _AT_LEAST_EAGER = ("inductor 40%", "inductor bf16")  # no slower than eager with all memory
 _ROUNDING = 0.05  # of the largest element of a tensor, in bfloat16
@@ -31,16 +31,14 @@ def names(*, small: bool) -> tuple[str, ...]:
 def run(name: str, setting: Setting) -> Findings:
     """One row."""
     found, device = Findings(setting), setting.device
-    runtime, kind, budget = _ROWS[name]
+    runtime, kind, dtype, budget = _ROWS[name]
     if runtime == "cudagraph":
         found.skipped = "" if device.type == "cuda" else "CUDA graphs need CUDA"
     else:
         found.skipped = without_inductor(device)
     if found.skipped:
         return found
-    chosen = task(kind, small=setting.small)
-    if name.endswith("bf16"):
-        chosen = attrs.evolve(chosen, dtype=torch.bfloat16)
+    chosen = attrs.evolve(task(kind, small=setting.small), dtype=dtype)
     eager, sample = chosen.model(device), chosen.batch(device)
     model, third = copy.deepcopy(eager), copy.deepcopy(eager)
     module, budget_nbytes = planned(model, sample, budget, found, runtime)

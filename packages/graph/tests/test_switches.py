@@ -407,6 +407,6 @@ def test_decisions_one_by_one_are_those_at_once(seed: int) -> None:
 
 def test_only_switches_of_the_graph_are_decided() -> None:
     graph = with_random_switches(random_graph(0, 10), 0, most=5)
-    for on, off in (("none", ()), ((), ("none",))):
+    for on, off in ((("none",), ()), ((), ("none",))):
         with pytest.raises(ValueError, match="no switch"):
             decide(graph, on, off)

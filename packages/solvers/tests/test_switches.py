@@ -11,6 +11,7 @@ from remat_graph import (
     Op,
     Schedule,
     Value,
+    decide,
     noremat_peak_nbytes,
     relaxed,
     simulate,
@@ -98,8 +99,11 @@ def test_parts_of_the_decisions_bound_all_of_them(seed: int) -> None:
     graphs = [specialize(graph, on).graph for on in sets if not conflicting(graph, on)]
     floor_nbytes, save_all_nbytes = budget_floor(relaxed(graph)).nbytes, noremat_peak_nbytes(graph)
     for budget in {floor_nbytes - 1, floor_nbytes, (floor_nbytes + save_all_nbytes) // 2}:
-        found = decided_bound_s(graph, budget, Deadline())
-        assert found >= time_bound_s(relaxed(graph), budget, Deadline()) - 1e-9
+        relaxed_s = time_bound_s(relaxed(graph), budget, Deadline())
+        found = decided_bound_s(graph, budget, Deadline(), relaxed_s=relaxed_s)
+        assert found >= relaxed_s
+        undecided_s = time_bound_s(relaxed(decide(graph, (), ())), budget, Deadline())
+        assert undecided_s == relaxed_s
         times = [AUTO.solve(Problem(each, budget)).time_s for each in graphs]
         assert all(found <= time_s + 1e-9 for time_s in times if time_s is not None)
 
@@ -127,10 +131,11 @@ def test_parts_see_what_the_relaxed_graph_hides() -> None:
         ),
     ]
     graph = Graph(name="hidden", values=values, ops=ops)
-    assert time_bound_s(relaxed(graph), 150, Deadline()) == 3.0
-    assert decided_bound_s(graph, 150, Deadline()) == 6.0
-    assert decided_bound_s(graph, 150, Deadline(), enough_s=3.0) == 3.0
-    assert decided_bound_s(graph, 50, Deadline()) == float("inf")
+    relaxed_s = time_bound_s(relaxed(graph), 150, Deadline())
+    assert relaxed_s == 3.0
+    assert decided_bound_s(graph, 150, Deadline(), relaxed_s=relaxed_s) == 6.0
+    assert decided_bound_s(graph, 150, Deadline(), relaxed_s=relaxed_s, enough_s=3.0) == 3.0
+    assert decided_bound_s(graph, 50, Deadline(), relaxed_s=0.0) == float("inf")
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -14,7 +14,7 @@ from typing import ClassVar
 import attrs
 
 from remat_graph import Schedule
-from remat_solvers.bounds.decisions import bounding_graphs, decided_bound_s, time_bound_s
+from remat_solvers.bounds.decisions import NEAR, bounding_graphs, decided_bound_s, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict
@@ -22,7 +22,6 @@ from remat_solvers.local_search.joint import FIRST_PRICE, JointSearch
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge_schedule
 
 MOVES = 20_000  # of each annealing
-NEAR = 0.005
 ANNEALING = ((0.1, 0.3), (0.3, 0.3), (0.1, 0.3))  # start temperature, price of memory
 
 
@@ -78,7 +77,8 @@ def _carry_over(problem: Problem, schedule: Schedule, gap: float, deadline: Dead
     if found.time_s is not None:
         enough_s = found.time_s - gap * graph.time_s
         if graph.switches and lower_s < enough_s:
-            lower_s = max(lower_s, decided_bound_s(graph, budget_nbytes, deadline, enough_s=enough_s))
+            known = {"relaxed_s": lower_s, "enough_s": enough_s}
+            lower_s = decided_bound_s(graph, budget_nbytes, deadline, **known)
         lower_s = min(lower_s, found.time_s)
     proven = found.time_s is not None and found.time_s <= lower_s * (1 + 1e-12)
     status = Status.OPTIMAL if proven else found.status if best is None else Status.FEASIBLE

@@ -66,7 +66,10 @@ class BoundsBlocks(Protocol):
     """A planner whose steps are in states that only it knows."""
 
     def blocks_nbytes(self, graph: Graph, plan: Plan) -> int:
-        """The most bytes that a plan takes in any state, with the slack of the allocator's blocks."""
+        """The most bytes that a plan takes in any state, with the slack of the allocator's blocks.
+
+        Of the first state that exceeds the budget, if one does.
+        """
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ from remat_solvers.protocol import Deadline
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
+NEAR = 0.005  # a ratio of base time: within it of the bound, a plan needs no better bound
 FEW_PARTS, GAINED = 4, 0.05  # the search ends where a few more have not closed this share of the gap
 
 
@@ -53,7 +54,12 @@ def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
 
 
 def decided_bound_s(
-    graph: Graph, budget_nbytes: int, deadline: Deadline, *, enough_s: float = float("inf")
+    graph: Graph,
+    budget_nbytes: int,
+    deadline: Deadline,
+    *,
+    relaxed_s: float,
+    enough_s: float = float("inf"),
 ) -> float:
     """A lower bound on the compute seconds of a graph with switches under any decision of them.
 
@@ -61,6 +67,7 @@ def decided_bound_s(
         graph: the training step.
         budget_nbytes: bound on the peak.
         deadline: ends the search with what is proven so far.
+        relaxed_s: `time_bound_s` of the relaxed graph.
         enough_s: a bound that is as good as any higher one, such as the time of a known schedule.
 
     Returns:
@@ -73,9 +80,9 @@ def decided_bound_s(
         bound_s = time_bound_s(relaxed(decide(graph, on, off)), budget_nbytes, deadline)
         return max(known_s, bound_s), next(number), on, off
 
-    parts = [part(frozenset(), frozenset(), 0.0)]
+    parts: list[_Part] = [(relaxed_s, next(number), frozenset(), frozenset())]
     left = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(graph.ops))
-    least_s, before_s = GAINED * (enough_s - parts[0][0]), parts[0][0]
+    least_s, before_s = GAINED * (enough_s - relaxed_s), relaxed_s
     while left > 0 and parts[0][0] < enough_s and not deadline.reached():
         known_s, _, on, off = parts[0]
         switch = next((each for each in switches if each not in on | off), None)

@@ -27,7 +27,7 @@ import attrs
 
 from remat_graph import Graph, Schedule, Specialized, relaxed, specialize
 from remat_solvers.bounds.budget_bound import budget_floor
-from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, decided_bound_s, time_bound_s
+from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
@@ -48,7 +48,7 @@ WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
-NEAR, FAR = 0.005, 0.02  # ratios of base time, between plan and bound
+FAR = 0.02  # a ratio of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs
 FAMILY_MOVES = 40_000  # of each annealing that chooses them, by start temperature and price
 FAMILY_ANNEALING = ((0.1, 0.3), (1.0, 3.0))
@@ -149,7 +149,7 @@ class _Decisions:
         if self.search.fitting and not self.closed(WORTH):
             enough_s = self.search.fitting[0].time_s - NEAR * graph.time_s
             part = deadline.share(BOUNDS_SHARE)
-            self.lower_s = max(self.lower_s, decided_bound_s(graph, budget, part, enough_s=enough_s))
+            self.lower_s = decided_bound_s(graph, budget, part, relaxed_s=self.lower_s, enough_s=enough_s)
         if len(graph.ops) <= SMALL_OPS:
             self.solve_families()
         else:
