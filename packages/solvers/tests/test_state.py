@@ -1,4 +1,4 @@
-"""The incremental evaluation of a change says what evaluating the changed sequence says."""
+"""A change: its evaluation and the state after it are those of the changed sequence."""
 
 import random
 from typing import Any
@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from remat_solvers.evaluation.arrays import evaluate, flatten
-from remat_solvers.evaluation.search_state import get_order, make_state
+from remat_solvers.evaluation.search_state import State, get_order, make_state
+from remat_solvers.kernels import derived
 from remat_solvers.kernels import incremental as kernels
+from remat_solvers.kernels.anneal import anneal
+from remat_solvers.local_search.anneal import WEIGHTS, AnnealingWalk
 from remat_solvers.testing import random_graph
 
 
@@ -21,14 +24,47 @@ def change_and_apply(S: Any, budget: Any, positions: Any, gaps: Any, ops: Any) -
         kernels.delete(S, p)
     for i in range(len(gaps)):
         kernels.insert(S, gaps[i], ops[i])
-    possible, change, excess = kernels.evaluate_change(S, budget)
-    return possible, change, excess, S.pos.diff.any(), kernels.apply(S, budget)
+    possible, change, excess = kernels.evaluate_change(S, budget, np.inf)
+    return possible, change, excess, S.pos.diff.any(), derived.apply(S, budget)
 
 
 @numba.njit
 def rebuild(S: Any, budget: Any) -> Any:
     """Derive everything."""
-    return kernels.rebuild(S, budget)
+    return derived.rebuild(S, budget)
+
+
+def derived_so_far(state: State) -> dict[str, Any]:
+    """All that is derived from the sequence."""
+    meta, pos, val = state.meta, state.pos, state.val
+    count = int(meta["count"])
+    found = {name: int(meta[name]) for name in ("count", "boundary", "repeats", "events")}
+    found |= {name: pos[name][:count].tolist() for name in ("order", "variant", "own", "excess")}
+    found["held"] = pos["held"][: count + 1].tolist()
+    found["repeated"] = pos["repeats"][: found["repeats"]].tolist()
+    found["first"] = state.ops["first"].tolist()
+    rows = zip(val["ev_ptr"].tolist(), val["ev_end"].tolist(), strict=True)
+    return found | {"of values": [state.events[start:stop].tolist() for start, stop in rows]}
+
+
+def derived_anew(state: State, budget: int) -> dict[str, Any]:
+    """The same, of the sequence alone."""
+    fresh = State(*(array.copy() for array in state))
+    rebuild(fresh, budget)
+    return derived_so_far(fresh)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_annealing_keeps_the_state_of_its_sequence(seed: int) -> None:
+    """Whatever moves were accepted, those of first runs too, the state is that of the sequence."""
+    rng = random.Random(seed)
+    graph = random_graph(seed, ops=rng.randint(4, 24), fancy=seed % 3 > 0)
+    arrays = flatten(graph)
+    budget = int(evaluate(arrays, range(len(graph.ops))).peak_nbytes * rng.choice([0.4, 0.6, 0.8]))
+    walk = AnnealingWalk(arrays, np.arange(len(graph.ops)), budget, seed)
+    for _ in range(20):
+        anneal(walk.state, budget, 50, 1.0, 0.1, WEIGHTS, 1.05, 0.0)
+        assert derived_anew(walk.state, budget) == derived_so_far(walk.state)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -58,6 +94,7 @@ def test_a_trial_equals_its_application(seed: int) -> None:
         assert after == pytest.approx(seconds + change, abs=1e-9)
         assert after_excess == pytest.approx(excess, rel=1e-9, abs=1e-6)
         seconds = after
+        assert derived_anew(state, budget) == derived_so_far(state)
         exact = evaluate(arrays, get_order(state))
         assert exact.valid
         profile = (state.pos["held"] + state.pos["own"])[: state.meta["count"]]

@@ -15,7 +15,7 @@ EXTRAS = 4096
 
 META = (
     "random:u8 count boundary repeats events stamp deleted inserted affected extra bad broken touched low "
-    "high base credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried"
+    "high base credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried half"
 )
 POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
 VALUE = (
@@ -27,7 +27,7 @@ VARIANT = (
     "time:f8 workspace out_total bound_to_place runs_once recomputes in_ptr in_end out_ptr out_end "
     "credit_ptr credit_end"
 )
-EXTRA = "in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack stack_at"
+EXTRA = "in_at in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack stack_at"
 TOUCH = "touched touched_by"
 SWITCH = "change_ptr change_end conflict_ptr conflict_end on was"
 CHANGE = "op row off"
@@ -105,7 +105,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
         extra=records(EXTRA, EXTRAS),
         touch=records(TOUCH, events),
         idx=np.array(idx, np.int64),
-        events=np.zeros(events, np.int64),
+        events=np.zeros(2 * events, np.int64),
         **_switches(choice, var, op["now"]),
     )
     set_order(state, order)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from remat_solvers.kernels.incremental import apply, begin, evaluate_change, rebuild, uniform
+from remat_solvers.kernels.derived import apply, rebuild
+from remat_solvers.kernels.incremental import begin, evaluate_change, uniform
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import (
@@ -84,12 +85,10 @@ def anneal(S, budget, moves, hot, cold, weights, adapt, flips):  # type: ignore[
             good = shift_first(S)
         if not good:
             continue
-        good, change, excess = evaluate_change(S, budget)
+        # Metropolis' rule, its random number drawn first.
+        good, _, _ = evaluate_change(S, budget, -temperature * np.log(uniform(S) + 1e-300))
         meta.tried += 1
-        if not good:
-            continue
-        rise = change + meta.price * (excess - meta.excess)
-        if rise <= 0 or (temperature > 0 and uniform(S) < np.exp(-rise / temperature)):
+        if good:
             meta.seconds, meta.excess = apply(S, budget)
             keep_best(S)
     return temperature

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from remat_solvers.kernels.incremental import apply, begin, evaluate_change, next_event, rebuild, spans
+from remat_solvers.kernels.derived import apply, rebuild
+from remat_solvers.kernels.incremental import begin, evaluate_change, next_event, spans
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import close_over
@@ -92,7 +93,7 @@ def greedy(S, budget, steps, op, keep):  # type: ignore[no-untyped-def]
                 seen += 1
                 if seen % stride or not describe(S, v, gap):
                     continue
-                good, change, new_excess = evaluate_change(S, budget)
+                good, change, new_excess = evaluate_change(S, budget, np.inf)
                 if good and new_excess < excess:
                     score = change / (excess - new_excess)
                     if score < best_score:
@@ -100,5 +101,8 @@ def greedy(S, budget, steps, op, keep):  # type: ignore[no-untyped-def]
             if best < 0:
                 return False
             describe(S, best, best_gap)
+        good, _, _ = evaluate_change(S, budget, np.inf)
+        if not good:
+            return False  # the arrays are full
         _, excess = apply(S, budget)
     return True

@@ -4,7 +4,7 @@ A sequence is a list of op runs. Its *excess* is the sum over positions of the b
 change is a set of deleted positions and of inserted runs. Inserting a repeat of an op already run and
 deleting any repeat keep a sequence valid, and only the lifetimes of the values that those runs touch change,
 so `evaluate_change` derives these few lifetimes again and adds the difference to the stored memory profile:
-about 1 us at 600 ops, where a full evaluation takes 10. `apply` carries a change out and rebuilds everything.
+about 1 us at 600 ops, where a full evaluation takes 10. `derived.apply` carries a change out.
 
 Moments are ints: the run at old position p has key ``64 p + 63``, the k-th run inserted before it ``64 p +
 k``.
@@ -23,111 +23,6 @@ from remat_solvers.kernels.jit import njit_inner as inner
 MOST = 60  # inserted runs per change, below the 63 keys between two positions
 GONE = 1 << 60
 NEVER = -9
-
-
-@inner
-def add_copy(S, v):  # type: ignore[no-untyped-def]
-    """Account for the copy of a value that lives from `born` to `dies`; for `rebuild`."""
-    value = S.val[v]
-    if value.dies <= value.born:
-        return
-    S.pos[value.born + 1].diff += value.size
-    S.pos[value.dies + 1].diff -= value.size
-    if S.meta.credits > 0 and value.dies < S.meta.count:
-        last = S.pos[value.dies]
-        run = S.var[last.variant]
-        for k in range(run.credit_ptr, run.credit_end):
-            if S.idx[k] == v:
-                last.own -= value.size
-
-
-@inner
-def rebuild(S, budget):  # type: ignore[no-untyped-def]
-    """Derive everything from `S.pos.order` and the switches; returns (seconds, excess)."""
-    meta = S.meta
-    count = meta.count
-    for i in range(S.ops.shape[0]):
-        S.ops[i].first = -1
-    values = S.val.shape[0]
-    for v in range(values):
-        S.val[v].ev_end = 0
-    boundary, repeats, seconds, broken = 0, 0, 0.0, 0
-    for p in range(count):
-        at = S.pos[p]
-        op = S.ops[at.order]
-        if op.first < 0:
-            op.first = p
-            at.variant = op.now
-            if not op.backward:
-                boundary = p + 1
-        else:
-            at.variant = op.now + 1
-            S.pos[repeats].repeats = p
-            repeats += 1
-        run = S.var[at.variant]
-        broken = max(broken, run.runs_once)
-        seconds += run.time
-        for k in range(run.in_ptr, run.in_end):
-            S.val[S.idx[k]].ev_end += 1
-        for k in range(run.out_ptr, run.out_end):
-            S.val[S.idx[k]].ev_end += 1
-        at.own = run.out_total + run.workspace
-    meta.boundary = boundary
-    meta.repeats = repeats
-    meta.deleted = 0
-    meta.inserted = 0
-    meta.stamp += 1
-    for p in range(count + 2):
-        S.pos[p].diff = 0
-    events = 0
-    for v in range(values):
-        value = S.val[v]
-        value.ev_ptr = events
-        events += value.ev_end
-        value.ev_end = value.ev_ptr  # grows while events are entered
-        value.born = boundary - 1 if value.is_tangent else NEVER
-        value.dies = value.born
-    meta.events = events
-    for p in range(count):
-        run = S.var[S.pos[p].variant]
-        for k in range(run.in_ptr, run.in_end):
-            value = S.val[S.idx[k]]
-            S.events[value.ev_end] = 2 * p
-            value.ev_end += 1
-            if value.born == NEVER or (value.is_tangent and p < boundary):
-                broken = 1
-            value.dies = p
-        for k in range(run.out_ptr, run.out_end):
-            v = S.idx[k]
-            value = S.val[v]
-            S.events[value.ev_end] = 2 * p + 1
-            value.ev_end += 1
-            if value.born != NEVER:
-                if value.pinned:
-                    continue
-                add_copy(S, v)
-            value.born = p
-            value.dies = p
-    for v in range(values):
-        value = S.val[v]
-        if value.born != NEVER:
-            if value.pinned or (value.is_tangent and value.dies == value.born):
-                value.dies = count
-            add_copy(S, v)
-    meta.broken = broken
-    held = meta.base
-    excess = 0.0
-    for p in range(count + 1):
-        at = S.pos[p]
-        held += at.diff
-        at.diff = 0
-        at.held = held
-        at.excess = excess
-        over = held + at.own - budget
-        if over > 0:
-            excess += over
-    S.pos[count + 1].diff = 0
-    return seconds, S.pos[count].excess
 
 
 @inner
@@ -291,17 +186,26 @@ def insert(S, gap, op):  # type: ignore[no-untyped-def]
 
 
 @inner
-def evaluate_change(S, budget):  # type: ignore[no-untyped-def]
-    """Evaluate the change; returns (whether it is valid, change in seconds, new excess)."""
+def added_seconds(S):  # type: ignore[no-untyped-def]
+    """The seconds that the change adds; which variant each inserted run is."""
     meta = S.meta
-    count = meta.count
     seconds = 0.0
-    meta.touched = 0
-    meta.low = count
-    meta.high = -1
+    for d in range(meta.deleted):
+        seconds -= S.var[S.pos[S.extra[d].deleted].variant].time
+    for i in range(meta.inserted):
+        new = S.extra[i]
+        op = S.ops[new.in_op]
+        new.in_variant = op.now + (S.pos[op.first].deleted_stamp != meta.stamp)
+        seconds += S.var[new.in_variant].time
+    return seconds
+
+
+@inner
+def list_events(S):  # type: ignore[no-untyped-def]
+    """List the values that the change affects, and the events of inserted runs; False if there is no room."""
+    meta = S.meta
     for d in range(meta.deleted):
         run = S.var[S.pos[S.extra[d].deleted].variant]
-        seconds -= run.time
         for k in range(run.in_ptr, run.in_end):
             affect(S, S.idx[k])
         for k in range(run.out_ptr, run.out_end):
@@ -309,26 +213,51 @@ def evaluate_change(S, budget):  # type: ignore[no-untyped-def]
     for i in range(meta.inserted):
         new = S.extra[i]
         new.in_key = new.in_gap * 64 + i
-        new.in_variant = S.ops[new.in_op].now + 1
-        if S.pos[S.ops[new.in_op].first].deleted_stamp == meta.stamp:
-            new.in_variant -= 1
         run = S.var[new.in_variant]
-        new.in_held = S.pos[new.in_gap].held
-        new.in_own = run.out_total + run.workspace
-        seconds += run.time
         for k in range(run.in_ptr, run.in_end):
             add_extra(S, S.idx[k], new.in_key, 0)
         for k in range(run.out_ptr, run.out_end):
             add_extra(S, S.idx[k], new.in_key, 1)
         if meta.extra + 64 > S.extra.shape[0]:
-            return False, 0.0, 0.0
-    if count + meta.inserted + 8 > S.pos.shape[0] or meta.events + meta.extra + 2 > S.events.shape[0]:
-        return False, 0.0, 0.0
+            return False
+    room = S.events.shape[0] // 2 - meta.events
+    return meta.count + meta.inserted + 8 <= S.pos.shape[0] and meta.extra + 2 <= room
+
+
+@inner
+def spread(S):  # type: ignore[no-untyped-def]
+    """Enter the bytes that the change adds: in `diff` at old positions, in inserted runs, and in `touch`."""
+    meta = S.meta
+    meta.touched = 0
+    meta.low = meta.count
+    meta.high = -1
+    for i in range(meta.inserted):
+        new = S.extra[i]
+        run = S.var[new.in_variant]
+        new.in_held = S.pos[new.in_gap].held
+        new.in_own = run.out_total + run.workspace
     for a in range(meta.affected):
         v = S.val[a].affected
         if S.val[v].size > 0 or S.val[v].is_tangent:
             copies(S, v, -1, False)
             copies(S, v, 1, True)
+
+
+@inner
+def evaluate_change(S, budget, most):  # type: ignore[no-untyped-def]
+    """Evaluate the change; returns (whether it is valid, change in seconds, new excess).
+
+    A change whose seconds, and its excess at the price `meta.price`, rise by more than `most` counts as not
+    valid: most changes are refused, and these are refused as soon as they are known to be.
+    """
+    meta = S.meta
+    count = meta.count
+    seconds = added_seconds(S)
+    if seconds - meta.price * S.pos[count].excess > most:
+        return False, seconds, 0.0
+    if not list_events(S):
+        return False, seconds, 0.0
+    spread(S)
     low, high = meta.low, meta.high
     for d in range(meta.deleted):
         p = S.extra[d].deleted
@@ -339,49 +268,35 @@ def evaluate_change(S, budget):  # type: ignore[no-untyped-def]
     for i in range(meta.touched):
         S.pos[S.touch[i].touched].own += S.touch[i].touched_by
     excess = S.pos[count].excess
+    most_excess = np.inf if meta.price <= 0 else excess + (most - seconds) / meta.price
     if low <= high:
         excess -= S.pos[high + 1].excess - S.pos[low].excess
+    for i in range(meta.inserted):
+        over = S.extra[i].in_held + S.extra[i].in_own - budget
+        if over > 0:
+            excess += over
+    if low <= high:
         held = -budget
-        for p in range(low, high + 1):
+        p = low
+        while p <= high and excess <= most_excess:
             at = S.pos[p]
             held += at.diff
             at.diff = 0
             over = at.held + at.own + held
             if over > 0:
                 excess += over
-        S.pos[high + 1].diff = 0
+            p += 1
+        while p <= high + 1:
+            S.pos[p].diff = 0
+            p += 1
     S.pos[count].diff = 0
     S.pos[count + 1].diff = 0
-    for i in range(meta.inserted):
-        over = S.extra[i].in_held + S.extra[i].in_own - budget
-        if over > 0:
-            excess += over
     for d in range(meta.deleted):
         S.pos[S.extra[d].deleted].own += GONE
     for i in range(meta.touched):
         S.pos[S.touch[i].touched].own -= S.touch[i].touched_by
     meta.touched = 0
-    return meta.bad == 0, seconds, max(excess, 0.0)
-
-
-@inner
-def apply(S, budget):  # type: ignore[no-untyped-def]
-    """Carry the change out; returns (seconds, excess)."""
-    meta = S.meta
-    i, to = 0, 0
-    for p in range(meta.count + 1):
-        while i < meta.inserted and S.extra[i].in_gap == p:
-            S.pos[to].spare = S.extra[i].in_op
-            to += 1
-            i += 1
-        at = S.pos[p]
-        if p < meta.count and at.deleted_stamp != meta.stamp:
-            S.pos[to].spare = at.order
-            to += 1
-    for p in range(to):
-        S.pos[p].order = S.pos[p].spare
-    meta.count = to
-    return rebuild(S, budget)
+    return meta.bad == 0 and excess <= most_excess, seconds, max(excess, 0.0)
 
 
 @inner

@@ -1,6 +1,9 @@
 """Compiled polishing; `local_search.polish` explains it."""
 
-from remat_solvers.kernels.incremental import apply, begin, evaluate_change, rebuild
+import numpy as np
+
+from remat_solvers.kernels.derived import apply, rebuild
+from remat_solvers.kernels.incremental import begin, evaluate_change
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import drop, move, read_after
@@ -33,7 +36,7 @@ def polish_pass(S, budget, threshold, delaying):  # type: ignore[no-untyped-def]
         else:
             drop(S, S.pos[r].repeats, True)
         if described:
-            good, change, excess = evaluate_change(S, budget)
+            good, change, excess = evaluate_change(S, budget, np.inf)
             if good and excess <= S.pos[S.meta.count].excess:
                 if delaying or -change >= threshold:
                     apply(S, budget)

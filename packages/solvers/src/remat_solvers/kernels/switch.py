@@ -1,6 +1,7 @@
 """Compiled flips of switches within a search; `local_search.joint` explains them."""
 
-from remat_solvers.kernels.incremental import below, rebuild, uniform
+from remat_solvers.kernels.derived import rebuild
+from remat_solvers.kernels.incremental import below, uniform
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 
