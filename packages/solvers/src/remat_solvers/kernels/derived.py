@@ -1,9 +1,9 @@
 """Compiled: derive the state of a sequence, anew or from that before a change.
 
-`apply` carries out the change that `evaluate_change` has evaluated. Only the values that the change touches get
-other lifetimes, so it moves the records behind the first change, merges the events, and sums the memory
-profile again: a third of the time of `rebuild`. Events are written to the half of `State.events` that is not in
-use.
+`apply` carries out the change that `evaluate_change` has evaluated. Only the values that the change touches
+get other lifetimes, so it moves the records behind the first change, merges the events, and sums the memory
+profile again: a third of the time of `rebuild`. Events are written to the half of `State.events` that is not
+in use.
 """
 
 from remat_solvers.kernels.incremental import NEVER, spread

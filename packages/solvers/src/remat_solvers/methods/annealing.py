@@ -13,7 +13,8 @@ border and may pass through sequences that do not fit. The temperature falls fro
 hundredth of it, several times, each time from the best sequence so far; later rounds are longer.
 
 Work is counted in moves, each 2 to 3 us at 600 ops since only the lifetimes that a change touches are derived
-again (`kernels.incremental`), and most changes are refused before their memory is known. Deterministic for a seed and a number of moves.
+again (`kernels.incremental`), and most changes are refused before their memory is known. Deterministic for a
+seed and a number of moves.
 
 Imperfect: first runs of the forward keep the trace order.
 """
