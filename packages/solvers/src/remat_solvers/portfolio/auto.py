@@ -46,7 +46,7 @@ CUTS = 12  # prices for the cut between forward and backward
 WIDE, NARROW = 0.01, 0.003
 # Work of the coarse program: checks times variables, about 10 us each. On 15 graphs of 200 to 900 ops, the
 # first of these gave all but a fifth of a point of the bound.
-COARSE_WORK, MORE_COARSE_WORK = 60_000, 150_000
+COARSE_WORK, MORE_COARSE_WORK = 20_000, 50_000
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
 IDLE_ROUNDS, MOVED = 3, 1e-4  # rounds end after three that gain less than this share of base time
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
