@@ -57,7 +57,7 @@ def measure(layers: int) -> Row:
         layers=layers,
         ops=len(graph.ops),
         bound_s=bound_s,
-        first_s=progress[0].elapsed_s,
+        first_s=next(step.elapsed_s for step in progress if step.time_s is not None),
         wall_s=wall_s,
         overhead_pct=100 * solution.overhead,
         lower_bound_pct=100 * solution.lower_bound_overhead,

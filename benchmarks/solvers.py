@@ -22,7 +22,7 @@ from benchmarks import record
 from remat_graph import Graph, load_graph, noremat_peak_nbytes, simulate
 from remat_solvers import Deadline, Problem, Progress, Status, get_solver
 from remat_solvers.bounds import lower_bound, tight_bound
-from remat_solvers.bounds.budget_bound import working_nbytes
+from remat_solvers.bounds.budget_bound import working_values
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.testing import mobile
 
@@ -136,7 +136,9 @@ def budget_of(graph: Graph, fraction: float | None) -> tuple[int, float]:
     peak = noremat_peak_nbytes(graph)
     if fraction is None:
         reach = reachability(graph)
-        nbytes = min(peak, 3 * max(working_nbytes(graph, op.first, reach) for op in graph.ops) // 2)
+        runs = [op.first for op in graph.ops]
+        most = max(sum(working_values(graph, run, reach).values()) + run.workspace_nbytes for run in runs)
+        nbytes = min(peak, 3 * most // 2)
         return nbytes, nbytes / peak
     return int(fraction * peak), fraction
 
@@ -175,7 +177,7 @@ def solve_row(
         lower_bound_pct=100 * bound_overhead if bound_overhead < float("inf") else None,
         wall_s=wall,
         cpu_s=cpu,
-        first_s=progress[0].elapsed_s if progress else None,
+        first_s=next((step.elapsed_s for step in progress if step.time_s is not None), None),
         method=str(solution.stats.get("method", arguments.solver)),
         goal_s=None,
         bound_s=bound_s,

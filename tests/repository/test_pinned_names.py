@@ -564,6 +564,7 @@ VERBS = {
         "--outputs",
         "--gradients",
     },
+    "doctor": SOLVE | {"target", "--platform", "--ways", "--outputs", "--gradients"},
     "config": {"type", "--out"},
     "show": {"plan", "--graph", "--png", "--matrix", "--html"},
     "solvers": set(),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, noremat_peak_nbytes, simulate
+from remat_graph.testing.random_training import random_training
 from remat_solvers import Problem, SolverWarning, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse_time_bound import CoarseBound
@@ -231,3 +232,51 @@ def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch
         solution = get_solver("auto", moves=2000, gap=0.0).solve(Problem(graph, int(0.75 * peak)))
     assert solution.feasible
     assert solution.lower_bound_s < float("inf")
+
+
+def certainly_live(graph: Graph) -> dict[int, set[int]]:
+    """Per op the values that are live in every schedule while the op first runs: all states, one by one."""
+    forward = {i for i, op in enumerate(graph.ops) if not op.backward}
+    tangents = frozenset(graph.tangents)
+    start = (frozenset[int](), frozenset[int]())
+    found: dict[int, set[int]] = {}
+    waiting, seen = [start], {start}
+    while waiting:
+        ran, live = waiting.pop()
+        follow = [(ran, live - {v}) for v in live if not graph.values[v].pinned]
+        for i, op in enumerate(graph.ops):
+            fresh = set(op.first.outputs) - {v for v in live if graph.values[v].pinned}
+            if not live.issuperset(op.first.inputs) or not live.isdisjoint(fresh):
+                continue
+            if i not in ran:
+                found[i] = found.get(i, {*live, *op.first.outputs}) & {*live, *op.first.outputs}
+            begins = not forward <= ran and forward <= ran | {i}
+            follow.append((ran | {i}, live.union(op.first.outputs, tangents if begins else ())))
+        waiting += (new := set(follow) - seen)
+        seen |= new
+    return found
+
+
+@pytest.mark.parametrize("family", [layers, leaves])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_floor_names_what_every_schedule_holds(seed: int, family: Callable[[int], Graph]) -> None:
+    """By brute force over all states: the op that binds, its values, and their bytes."""
+    graph = family(seed)
+    sizes = {
+        i: sum(graph.values[v].nbytes for v in held) + graph.ops[i].first.workspace_nbytes
+        for i, held in certainly_live(graph).items()
+    }
+    binding = max(sizes, key=lambda i: (sizes[i], -i))
+    floor = budget_floor(graph)
+    assert (graph.ops[binding].name, sizes[binding]) == (floor.op, floor.nbytes)
+    assert certainly_live(graph)[binding] == floor.held.keys()
+    assert graph.ops[binding].first.workspace_nbytes == floor.workspace_nbytes
+    assert floor.nbytes == sum(floor.held.values()) + floor.workspace_nbytes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_parts_of_a_floor_add_up(seed: int) -> None:
+    """Also with outputs that take over storage, rounding and persistent values."""
+    for graph in (random_graph(seed, ops=8, fancy=True), random_training(seed, layers=4)):
+        floor = budget_floor(graph)
+        assert floor.nbytes == sum(floor.held.values()) + floor.workspace_nbytes

@@ -57,7 +57,7 @@ class Progress:
     """A report of a running solver.
 
     Attributes:
-        solver: its name.
+        solver: its name, or that of the part of it that has ended.
         elapsed_s: seconds since the solve began.
         time_s: the best valid schedule's compute time so far, None before the first.
         lower_bound_s: the bound known so far.
@@ -77,7 +77,7 @@ class Deadline:
 
     Attributes:
         seconds: allowed from now on; None for no limit but the solver's own work limit.
-        on_progress: called with each improvement.
+        on_progress: called when a part of a solver ends, and with each improvement.
         hit: whether a solver stopped because time was up.
         clock: returns seconds; a test can replace it by a counter.
     """

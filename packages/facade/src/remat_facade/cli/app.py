@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from remat_facade.cli import options
+from remat_facade.cli.doctor import doctor
 from remat_facade.cli.results import deliver, draw
 from remat_facade.cli.terminal import complain, give_up_output, progress, say, show
 from remat_facade.config.types import generate_config
@@ -284,6 +285,9 @@ def largest_batch(
     if not found.batch:
         complain(f"a batch of {first} does not fit: raise --budget or --max-overhead")
         raise typer.Exit(DOES_NOT_FIT)
+
+
+app.command()(doctor)
 
 
 @app.command("config")

@@ -73,6 +73,12 @@ TargetArgument = Annotated[
     str,
     typer.Argument(metavar="MODULE:FACTORY", help="A function that returns (model, sample): train.py:make."),
 ]
+StepArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRAPH.json|MODULE:FACTORY", help="A saved graph, or a function that returns (model, sample)."
+    ),
+]
 BatchTargetArgument = Annotated[
     str,
     typer.Argument(metavar="MODULE:FACTORY", help="Function of a batch size that returns (model, sample)."),

@@ -1,6 +1,6 @@
 """Plan a graph: resolve the budget, run a solver, and check its schedule with the referee.
 
-The entry points and the command share this module, which alone calls solvers. It imports no torch.
+The entry points and the command share this module, which imports no torch.
 """
 
 import sys

@@ -9,9 +9,12 @@ Imperfect: the joint needs of several consecutive ops are not considered, so the
 higher.
 """
 
+from collections.abc import Mapping
+
 import attrs
 
-from remat_graph import Graph, Implementation
+from remat_graph import Graph, Implementation, Placement
+from remat_graph.training import persistent as persistent_values
 from remat_solvers.bounds.reachability import Reachability, reachability
 
 
@@ -25,6 +28,9 @@ class Floor:
         place: the same for people, with the layer.
         op_nbytes: inputs, outputs and workspace of that op.
         reason: in words.
+        held: bytes by index of the values that are certainly live then. One that may take over the storage of
+            another has none.
+        workspace_nbytes: workspace of that op; with the bytes of `held` the whole of `nbytes`.
     """
 
     nbytes: int
@@ -32,6 +38,8 @@ class Floor:
     place: str
     op_nbytes: int
     reason: str
+    held: Mapping[int, int] = attrs.field(factory=dict)
+    workspace_nbytes: int = 0
 
 
 def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
@@ -43,13 +51,20 @@ def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
     """
     reach = reach or reachability(graph)
     base = reach.base_nbytes
-    boundary = base + sum(map(graph.allocated_nbytes, {*graph.outputs, *graph.tangents}))
-    place = "the boundary"
+    persistent = {v: graph.allocated_nbytes(v) for v in persistent_values(graph, Placement.DEVICE)}
+    held = persistent | {v: graph.allocated_nbytes(v) for v in (*graph.outputs, *graph.tangents)}
+    boundary, place = sum(held.values()), "the boundary"
     best = Floor(
-        nbytes=boundary, op=place, place=place, op_nbytes=boundary, reason="outputs and tangents are live"
+        nbytes=boundary,
+        op=place,
+        place=place,
+        op_nbytes=boundary,
+        reason="outputs and tangents are live",
+        held=held,
     )
     for index, op in enumerate(graph.ops):
-        working = working_nbytes(graph, op.first, reach)
+        own = working_values(graph, op.first, reach)
+        working = sum(own.values()) + op.first.workspace_nbytes
         must = unavoidable(graph, reach, index) - set(op.first.inputs) - set(op.first.outputs)
         others = sum(map(graph.allocated_nbytes, must))
         if base + working + others > best.nbytes:
@@ -57,20 +72,28 @@ def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
             if others:
                 reason += f" while {others} bytes of outputs, gradients and tangents must be live"
             nbytes = base + working + others
-            best = Floor(nbytes=nbytes, op=op.name, place=op.place, op_nbytes=working, reason=reason)
+            best = Floor(
+                nbytes=nbytes,
+                op=op.name,
+                place=op.place,
+                op_nbytes=working,
+                reason=reason,
+                held=persistent | {v: graph.allocated_nbytes(v) for v in must} | own,
+                workspace_nbytes=op.first.workspace_nbytes,
+            )
     return best
 
 
-def working_nbytes(graph: Graph, run: Implementation, reach: Reachability) -> int:
-    """Bytes that one run certainly needs: inputs, outputs that need their own storage, workspace."""
+def working_values(graph: Graph, run: Implementation, reach: Reachability) -> dict[int, int]:
+    """Bytes by value that one run certainly needs: inputs, and outputs that need their own storage."""
     reusable = {made for made, _ in run.reuses}
     sources = {source for _, source in run.reuses}
-    charged = {v for v in run.inputs if not reach.free[v]}
-    new = [graph.allocated_nbytes(v) for v in run.outputs if not reach.free[v] and v not in reusable]
+    charged = [v for v in run.inputs if not reach.free[v]]
+    new = [v for v in run.outputs if not reach.free[v] and v not in reusable]
     # At most one output can take over each source.
-    reused = sorted((graph.allocated_nbytes(v) for v in run.outputs if v in reusable), reverse=True)
-    new += reused[len(sources & charged) :]
-    return sum(map(graph.allocated_nbytes, charged)) + sum(new) + run.workspace_nbytes
+    reused = sorted((v for v in run.outputs if v in reusable), key=graph.allocated_nbytes, reverse=True)
+    new += reused[len(sources.intersection(charged)) :]
+    return {v: graph.allocated_nbytes(v) for v in (*charged, *new)}
 
 
 def unavoidable(graph: Graph, reach: Reachability, index: int) -> set[int]:

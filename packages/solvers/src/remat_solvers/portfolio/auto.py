@@ -135,10 +135,12 @@ class _Portfolio:
     def solve(self) -> Solution:
         graph, budget = self.problem.graph, self.problem.budget_nbytes
         arrays, deadline = self.arrays, self.deadline
+        self.report("floor")
         starts = self.caller_starts()
         starts += self.attempt("greedy", lambda: evict(arrays, budget, deadline))
         bound = CutBound(graph, self.reach)
         self.bound_s = self.cut_s = self.base_s + bound.extra_s(budget, deadline)
+        self.report("bound")
         binding = bound.binding()
         if binding is not None and not self.closed():
             starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
@@ -184,16 +186,25 @@ class _Portfolio:
                 found.append(self.add_start(order, "start"))
             else:
                 self.warn("a start is not a valid order")
+        if self.settings.starts:
+            self.report("start")
         return found
 
     def attempt(self, method: str, find: Callable[[], Ints | None]) -> list[Ints]:
         """The result of one part of the portfolio; a part that fails is skipped with a warning."""
+        found: list[Ints] = []
         try:
             order = find()
         except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
             self.warn(f"{method} failed ({type(error).__name__}: {text_of(error)})")
-            return []
-        return [] if order is None else [self.add_start(order, method)]
+        else:
+            found = [] if order is None else [self.add_start(order, method)]
+        self.report(method)
+        return found
+
+    def report(self, part: str) -> None:
+        """Report that a part of the portfolio has ended."""
+        self.deadline.report(part, None if self.best is None else self.best_s, self.bound_s)
 
     def warn(self, problem: str) -> None:
         warnings.warn(f"{problem}: the other methods continue", SolverWarning, stacklevel=3)
@@ -242,6 +253,7 @@ class _Portfolio:
                 found += self.attempt("coarse", partial(self.fitting, result))
             if result.proven and self.best_s - self.bound_s <= result.slack_s:
                 self.bound_s = self.best_s
+            self.report("coarse")
             self.rounds += 1
             work -= result.checks * variables
             least_s = MOVED * self.base_s
@@ -269,7 +281,6 @@ class _Portfolio:
                 if self.best_s < self.bound_s - 1e-9 * self.base_s:
                     self.warn("a schedule below the coarse program's bound was found")
                     self.bound_s = self.cut_s
-                self.deadline.report(method, self.best_s, self.bound_s)
         return order
 
     def run_guests(self) -> list[Ints]:
@@ -294,6 +305,7 @@ class _Portfolio:
                     found.append(self.add_start(order, name))
             if problem:
                 self.warn(f"solver {name!r} {problem}")
+            self.report(name)
         return found
 
     def note(self, time_s: float, order: Ints) -> None:
@@ -324,6 +336,7 @@ class _Portfolio:
             done += 1
             if found is not None:
                 self.add_start(found, "search")
+            self.report("search")
             idle = 0 if self.best_s < before_s - MOVED * self.base_s else idle + 1
 
     @property

@@ -21,6 +21,7 @@ Deterministic for a solver that is, unless the deadline cuts in.
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import attrs
@@ -30,7 +31,7 @@ from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch
-from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
+from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge_schedule
 from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
@@ -86,6 +87,8 @@ def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solutio
     bound_s = partial(time_bound_s, budget_nbytes=problem.budget_nbytes, deadline=deadline)
     waiting = [specialize(graph, on) for on in tried]
     ranked = sorted((bound_s(made.graph), len(made.on), i) for i, made in enumerate(waiting))
+    lower_s = ranked[0][0] if all_of_them else bound_s(relaxed(graph))
+    deadline.report("bound", None, lower_s)
     bounds: list[float] = []
     solved: list[tuple[Solution, Specialized]] = []
     best_s = float("inf")
@@ -97,13 +100,33 @@ def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solutio
         # The most promising candidate gets the largest part of the time that is left.
         last = place + 1 == len(ranked) or ranked[place + 1][0] == float("inf")
         part = deadline.within(None) if last else deadline.share(0.6)
-        part.on_progress = deadline.on_progress
+        others_s = min([*bounds, *(other for other, *_ in ranked[place + 1 :])], default=float("inf"))
+        lower_s = min(least_s, others_s) if all_of_them else lower_s
+        part.on_progress = partial(
+            _report_part, deadline, best_s, lower_s, others_s if all_of_them else lower_s
+        )
         solution = solver.solve(attrs.evolve(problem, graph=made.graph), part)
         solved.append((solution, made))
         bounds.append(max(least_s, solution.lower_bound_s))
         best_s = min(best_s, float("inf") if solution.time_s is None else solution.time_s)
-    lower_s = min(bounds) if all_of_them else bound_s(relaxed(graph))
-    return _best(graph, solved, lower_s, all_of_them)
+    return _best(graph, solved, min(bounds) if all_of_them else lower_s, all_of_them)
+
+
+def _report_part(
+    deadline: Deadline, best_s: float, lower_s: float, most_s: float, progress: Progress
+) -> None:
+    """Report the progress of a solve of one decision as that of the whole.
+
+    Args:
+        deadline: of the whole.
+        best_s: time of the best plan of the decisions before; infinite if there is none.
+        lower_s: the bound of the whole before this solve.
+        most_s: the most that the bound of this decision can raise it to.
+        progress: of the solve.
+    """
+    best_s = min(best_s, float("inf") if progress.time_s is None else progress.time_s)
+    bound_s = max(lower_s, min(progress.lower_bound_s, most_s))
+    deadline.report(progress.solver, best_s if isfinite(best_s) else None, bound_s)
 
 
 class _Decisions:
@@ -125,6 +148,7 @@ class _Decisions:
         if self.lower_s == float("inf"):
             nothing = judge_schedule(self.problem, None)
             return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
+        self.report("bound")
         self.candidates(start)
         if not self.search.fitting:
             part = deadline.share(PEAK_SHARE)
@@ -136,6 +160,7 @@ class _Decisions:
                 moves=getattr(self.solver, "moves", None),
             )
             self.search.take(found, part)
+            self.report("smallest peak")
         moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES)) if self.moves else 0
         part = deadline.share(FLIP_SHARE)
         self.anneal_off(part.share(OFF_SHARE), moves // 5)
@@ -150,6 +175,7 @@ class _Decisions:
             enough_s = self.search.fitting[0].time_s - NEAR * graph.time_s
             part = deadline.share(BOUNDS_SHARE)
             self.lower_s = decided_bound_s(graph, budget, part, relaxed_s=self.lower_s, enough_s=enough_s)
+            self.report("bound")
         if len(graph.ops) <= SMALL_OPS:
             self.solve_families()
         else:
@@ -199,9 +225,14 @@ class _Decisions:
         fitting = self.search.fitting
         return bool(fitting) and fitting[0].time_s - self.lower_s <= gap * self.graph.time_s
 
-    def report(self, method: str) -> None:
-        if self.search.fitting:
-            self.deadline.report(method, self.search.fitting[0].time_s, self.lower_s)
+    @property
+    def best_s(self) -> float:
+        """Time of the best plan so far; infinite if there is none."""
+        return self.search.fitting[0].time_s if self.search.fitting else float("inf")
+
+    def report(self, part: str) -> None:
+        """Report that a part of the search has ended."""
+        self.deadline.report(part, self.best_s if self.search.fitting else None, self.lower_s)
 
     def anneal(self, deadline: Deadline, starts: Iterable[DecidedOrder], moves: int) -> None:
         """Short annealing from each start, then from the best; flips switches too."""
@@ -241,6 +272,8 @@ class _Decisions:
             if self.closed() or self.deadline.reached():
                 return
             self.search.anneal_sequence(self.search.found[on], moves, hot, price, self.deadline)
+        if tried:
+            self.report("families")
         for one in sorted((self.search.found[on] for on in tried), key=self.search.rank)[:most]:
             if self.closed() or self.deadline.reached():
                 return
@@ -250,16 +283,15 @@ class _Decisions:
         """Whole families that the solver has not planned and whose bound is below the best; best first."""
         whole = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
         for one in sorted(filter(None, whole), key=self.search.rank):
-            best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")
             if one.made.on not in self.planned and (
-                time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < best_s
+                time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < self.best_s
             ):
                 yield one
 
     def decided(self, one: DecidedOrder, *, afresh: bool = False) -> Solution:
         """The solver's plan of one decision, which is kept; not from that found so far if `afresh`."""
         part = self.deadline.share(SOLVER_SHARE)
-        part.on_progress = self.deadline.on_progress
+        part.on_progress = partial(_report_part, self.deadline, self.best_s, self.lower_s, self.lower_s)
         # All off is planned exactly as a graph without switches is.
         starts = () if afresh or one is self.off else (tuple(one.order.tolist()),)
         if not starts:
