@@ -27,7 +27,10 @@ VARIANT = (
     "time:f8 workspace out_total bound_to_place runs_once recomputes in_ptr in_end out_ptr out_end "
     "credit_ptr credit_end"
 )
-EXTRA = "in_at in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack stack_at"
+EXTRA = (
+    "in_at in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack "
+    "stack_at"
+)
 TOUCH = "touched touched_by"
 SWITCH = "change_ptr change_end conflict_ptr conflict_end on was"
 CHANGE = "op row off"
