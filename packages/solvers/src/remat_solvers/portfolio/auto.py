@@ -44,9 +44,10 @@ Stats = dict[str, int | float | str | bool]
 CUTS = 12  # prices for the cut between forward and backward
 # Gaps as ratios of base time: above the first the coarse program may get a second effort.
 WIDE, NARROW = 0.01, 0.003
-# Work of the coarse program: checks times variables, about 10 us each. Three times as much added 0.002 points
-# to the bounds of 12 problems of 130 to 930 ops, and nothing to the plans.
-COARSE_WORK, MORE_COARSE_WORK = 20_000, 50_000
+# Work of the coarse program per op of the graph, as checks times variables of about 10 us: at first, for a
+# second effort, and in all. A round that has raised the bound by a hundredth of base time gets `PER_GAIN` per op.
+COARSE_WORK, MORE_COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 125, 500, 400
+LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
 IDLE_ROUNDS, MOVED = 3, 1e-4  # rounds end after three that gain less than this share of base time
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
@@ -229,13 +230,15 @@ class _Portfolio:
     def refine(self, coarse: CoarseBound, work: int, deadline: Deadline) -> list[Ints]:
         """Solve rounds of the coarse program while they finish, are cheap, and gain; return the sequences."""
         found: list[Ints] = []
+        ops = max(LEAST_OPS, len(self.problem.graph.ops))
+        left, most = work * ops, MOST_COARSE_WORK * ops
         while (
             self.settings.proofs
             and self.idle_rounds < IDLE_ROUNDS
             and not (coarse.finished or deadline.reached())
         ):
             variables = max(1, coarse.variables)
-            checks = min(CHECKS, work // variables)
+            checks = min(CHECKS, min(left, most) // variables)
             if checks < LEAST_CHECKS or (self.closed() and not coarse.proving):
                 break
             best_s, bound_s = self.best_s, self.bound_s
@@ -253,13 +256,15 @@ class _Portfolio:
                 found += self.attempt("coarse", partial(self.fitting, result))
             if result.proven and self.best_s - self.bound_s <= result.slack_s:
                 self.bound_s = self.best_s
-            self.report("coarse")
             self.rounds += 1
-            work -= result.checks * variables
+            most -= result.checks * variables
             least_s = MOVED * self.base_s
+            raised_s = min(self.bound_s, self.best_s) - bound_s
             self.coarse_gained |= self.best_s < best_s - least_s
-            gained = self.best_s < best_s - least_s or self.bound_s > bound_s + least_s
+            gained = self.best_s < best_s - least_s or raised_s > least_s
             self.idle_rounds = 0 if gained else self.idle_rounds + 1
+            left = work * ops if gained else left - result.checks * variables
+            left = max(left, int(PER_GAIN * ops * min(1.0, raised_s / (WIDE * self.base_s))))
             if not result.ended:
                 break
         return found
