@@ -19,7 +19,7 @@ Deterministic for a solver that is, unless the deadline cuts in.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch
-from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
+from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge_schedule
 from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
@@ -86,6 +86,7 @@ def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solutio
     bound_s = partial(time_bound_s, budget_nbytes=problem.budget_nbytes, deadline=deadline)
     waiting = [specialize(graph, on) for on in tried]
     ranked = sorted((bound_s(made.graph), len(made.on), i) for i, made in enumerate(waiting))
+    lower_s = ranked[0][0] if all_of_them else bound_s(relaxed(graph))
     bounds: list[float] = []
     solved: list[tuple[Solution, Specialized]] = []
     best_s = float("inf")
@@ -97,13 +98,22 @@ def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solutio
         # The most promising candidate gets the largest part of the time that is left.
         last = place + 1 == len(ranked) or ranked[place + 1][0] == float("inf")
         part = deadline.within(None) if last else deadline.share(0.6)
-        part.on_progress = deadline.on_progress
+        part.on_progress = _as_of_all(deadline, best_s, lower_s)
         solution = solver.solve(attrs.evolve(problem, graph=made.graph), part)
         solved.append((solution, made))
         bounds.append(max(least_s, solution.lower_bound_s))
         best_s = min(best_s, float("inf") if solution.time_s is None else solution.time_s)
-    lower_s = min(bounds) if all_of_them else bound_s(relaxed(graph))
-    return _best(graph, solved, lower_s, all_of_them)
+    return _best(graph, solved, min(bounds) if all_of_them else lower_s, all_of_them)
+
+
+def _as_of_all(deadline: Deadline, best_s: float, lower_s: float) -> Callable[[Progress], None]:
+    """Reports of one decision's solve as reports of all: the best time of any, and the bound of the whole."""
+
+    def report(progress: Progress) -> None:
+        time_s = min(best_s, float("inf") if progress.time_s is None else progress.time_s)
+        deadline.report(progress.solver, None if time_s == float("inf") else time_s, lower_s)
+
+    return report
 
 
 class _Decisions:
@@ -126,7 +136,7 @@ class _Decisions:
             nothing = judge_schedule(self.problem, None)
             return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
         self.candidates(start)
-        if not self.search.fitting:
+        if not (self.search.fitting or deadline.reached()):
             part = deadline.share(PEAK_SHARE)
             found = smallest_peak(
                 graph,
@@ -140,7 +150,7 @@ class _Decisions:
         part = deadline.share(FLIP_SHARE)
         self.anneal_off(part.share(OFF_SHARE), moves // 5)
         self.anneal(part, self.search.fitting[:STARTS], moves)
-        if self.closed():
+        if self.closed() or deadline.reached():
             return self.best({"method": "switches"})
         for one in self.chosen():
             solution = self.decided(one)
@@ -229,7 +239,7 @@ class _Decisions:
     def solve_families(self) -> None:
         """The solver's plans of the whole families that may still be better."""
         for one in self.open_families():
-            if self.closed() or self.deadline.reached():
+            if self.closed():
                 return
             self.decided(one, afresh=True)
 
@@ -250,6 +260,8 @@ class _Decisions:
         """Whole families that the solver has not planned and whose bound is below the best; best first."""
         whole = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
         for one in sorted(filter(None, whole), key=self.search.rank):
+            if self.deadline.reached():
+                return
             best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")
             if one.made.on not in self.planned and (
                 time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < best_s
@@ -259,7 +271,8 @@ class _Decisions:
     def decided(self, one: DecidedOrder, *, afresh: bool = False) -> Solution:
         """The solver's plan of one decision, which is kept; not from that found so far if `afresh`."""
         part = self.deadline.share(SOLVER_SHARE)
-        part.on_progress = self.deadline.on_progress
+        best_s = self.search.fitting[0].time_s if self.search.fitting else float("inf")
+        part.on_progress = _as_of_all(self.deadline, best_s, self.lower_s)
         # All off is planned exactly as a graph without switches is.
         starts = () if afresh or one is self.off else (tuple(one.order.tolist()),)
         if not starts:
