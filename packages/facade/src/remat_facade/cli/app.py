@@ -179,8 +179,9 @@ def solve(
     with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
         method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
-        shown = {"on_progress": update, "live": True}
-        made = RecomputePlanner(budget=budget, method=method, grads=method.grads, **shown)(loaded)
+        planner = RecomputePlanner(budget=budget, method=method, grads=method.grads)
+        planner.on_progress, planner.live = update, True
+        made = planner(loaded)
     deliver(made, plan_out, order_out)
     if interrupted(made):
         raise EndedEarly

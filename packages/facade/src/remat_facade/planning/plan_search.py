@@ -29,7 +29,8 @@ class PlanSearch:
 
     def __attrs_post_init__(self) -> None:
         self.deadline.on_progress = self._report
-        self.deadline.on_check = self._check if self.live else None
+        if self.live:
+            self.deadline.on_check = self._check
 
     def begin(self, stage: str) -> None:
         """Show another stage."""

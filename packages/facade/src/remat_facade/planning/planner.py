@@ -94,7 +94,7 @@ class StepPlanner(ABC):
     budget: int | str  # as the user gave it
     reserve_nbytes: int = 0  # bytes of the budget reserved for the caller
     platform: str = ""  # the source of the graph's times, for `Plan.platform`
-    on_progress: Progress = silent  # called when a stage begins
+    on_progress: Progress = silent  # called when a stage begins or a better plan is found
     # whether `on_progress` rewrites one line: it is called each second, and with "" before a warning
     live: bool = False
     zoo: Zoo | None = None  # saved plans; None to run a solver for each graph and save nothing
