@@ -35,8 +35,9 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_limit_the_smallest_budget_is_told() -> None:
+def test_without_a_limit_the_smallest_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the budget of `min_budget`."""
+    monkeypatch.setattr("remat_facade.planning.planner.Deadline", lambda _: Deadline())
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
     planner = RecomputePlanner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
