@@ -361,6 +361,7 @@ ERRORS = {
     "OverBudget",
     "StepOverBudget",
     "PlanNotKept",
+    "PlanningInterrupted",
     "RankFailed",
     "RanksDiffer",
     "RefusedOptimizer",

@@ -1,4 +1,4 @@
-"""The command: help, configs, the list of solvers, usage errors, Ctrl-C."""
+"""The command: help, configs, the list of solvers, usage errors."""
 
 import subprocess
 import sys
@@ -68,33 +68,3 @@ def test_a_wrong_word_is_one_line(words: list[str], said: str, capsys: pytest.Ca
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said in err
-
-
-INTERRUPTED_SOLVE = """
-import os, signal, sys, time
-from remat_facade.planning import planner
-from remat_facade.cli.app import main
-
-class Slow:
-    def solve(self, problem, deadline):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(60)
-
-planner.get_solver = lambda name, **parameters: Slow()
-sys.exit(main())
-"""
-
-
-def test_ctrl_c_while_solving_loses_nothing(tmp_path: Path) -> None:
-    """One line, exit code 130, the file of an earlier run unchanged, and no partial file."""
-    plan = tmp_path / "plan.json"
-    plan.write_text("mine")
-    words = ["solve", str(GPT2), "--budget", "60%", "--plan-out", str(plan)]
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_SOLVE, *words], capture_output=True, text=True, timeout=30
-    )
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.count("\n") == 1
-    assert "interrupted" in done.stderr
-    assert plan.read_text() == "mine"
-    assert [plan] == list(tmp_path.iterdir())

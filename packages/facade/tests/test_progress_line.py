@@ -52,8 +52,8 @@ def test_a_terminal_shows_the_stages(options: dict[str, Any], monkeypatch: pytes
     text = written(Terminal(), "1MiB", monkeypatch, **options)
     stages = text.split(ERASE)
     assert stages[0] == ""
-    assert stages[1] == "remat plans this step: capture"
-    assert any(each.startswith("remat plans this step: planning") for each in stages)
+    assert stages[1] == "remat: capture"
+    assert any(each.startswith("remat: planning") for each in stages)
     assert stages[-1] == ""
     assert max(map(len, stages)) == 39
     assert "\n" not in text

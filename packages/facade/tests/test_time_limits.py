@@ -21,8 +21,8 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
     """The search for the smallest budget gets the remaining time, and the error says so."""
     clock = count(0.0)
 
-    def made(limit: float | None, tell: Any) -> Deadline:
-        return Deadline(limit, tell, clock=clock.__next__)
+    def made(limit: float | None) -> Deadline:
+        return Deadline(limit, clock=clock.__next__)
 
     monkeypatch.setattr("remat_facade.planning.planner.Deadline", made)
     graph = chain(24, skips=4)
@@ -35,8 +35,9 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_limit_the_smallest_budget_is_told() -> None:
+def test_without_a_limit_the_smallest_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the budget of `min_budget`."""
+    monkeypatch.setattr("remat_facade.planning.planner.Deadline", lambda _: Deadline())
     graph = chain(24, skips=4)
     smallest = min_budget(graph).nbytes
     planner = RecomputePlanner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
@@ -93,9 +94,9 @@ def test_the_default_limit_bounds_planning(monkeypatch: pytest.MonkeyPatch) -> N
     """Without a limit of the user's, the deadline has the default; with one, it has that."""
     limits = []
 
-    def made(limit: float | None, tell: Any) -> Deadline:
+    def made(limit: float | None) -> Deadline:
         limits.append(limit)
-        return Deadline(limit, tell)
+        return Deadline(limit)
 
     monkeypatch.setattr("remat_facade.planning.planner.Deadline", made)
     graph = chain(8)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         NoRoom,
         NotFound,
         NothingLeft,
+        PlanningInterrupted,
         PlanNotKept,
         UnknownOptimizer,
     )
@@ -92,6 +93,7 @@ __all__ = [
     "Offmate",
     "OverBudget",
     "PlanNotKept",
+    "PlanningInterrupted",
     "PureCheckmate",
     "PureHiremate",
     "PureRockmate",

@@ -13,6 +13,10 @@ class PlanNotKept(UserWarning):
     """A saved plan could not be read or written; results are unaffected, but the model is planned again."""
 
 
+class PlanningInterrupted(UserWarning):
+    """Ctrl-C ended the search for a plan; the best plan until then is used, and it is not saved."""
+
+
 @attrs.frozen(kw_only=True, str=False)
 class MethodNotAvailable(RematError):
     """The named method is not available in this version; no other method replaces it.

@@ -307,6 +307,7 @@ class Plan:
         share = self.peak_nbytes / self.noremat_peak_nbytes if self.noremat_peak_nbytes else 1.0
         repeats = len(self.schedule.order) - len(set(self.schedule.order))
         ways_cost = f", other ways {self.overhead - self.recomputed_overhead:+.2%}" if self.switched else ""
+        ended_by = "Ctrl-C" if self.solver_stats.get("interrupted") else "the deadline"
         lines = [
             f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "
             f"{format_nbytes(self.budget_nbytes)} ({share:.0%} of the unplanned "
@@ -316,7 +317,7 @@ class Plan:
             f"no schedule costs less than {self.lower_bound_overhead:+.2%}",
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
-            + (", cut short by the deadline" if self.deadline_hit else ""),
+            + (f", cut short by {ended_by}" if self.deadline_hit else ""),
             *(["for steps that find a .grad for every parameter"] if self.grads is Grads.PRESENT else []),
             *recomputed_line(self.layers, self.noremat_time_s),
             *ways_line(self.ways, self.noremat_time_s),

@@ -71,7 +71,7 @@ class Progress:
 
 @attrs.define(eq=False)
 class Deadline:
-    """A limit on a solver's time by the clock.
+    """A limit on a solver's time by the clock; `stop` ends the time at once.
 
     Results are deterministic unless the deadline ends a solve early; `hit` says whether it did.
 
@@ -80,13 +80,16 @@ class Deadline:
         on_progress: called when a part of a solver ends, and with each improvement.
         hit: whether a solver stopped because time was up.
         clock: returns seconds; a test can replace it by a counter.
+        on_check: called when a solver asks whether time is up, many times a second.
     """
 
     seconds: float | None = None
     on_progress: Callable[[Progress], None] | None = None
     hit: bool = False
     clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    on_check: Callable[[], None] | None = attrs.field(default=None, kw_only=True)
     _start: float = attrs.field(init=False)
+    _stopped: bool = attrs.field(default=False, init=False)
     _whole: "Deadline | None" = attrs.field(default=None, kw_only=True)
 
     @_start.default
@@ -96,7 +99,8 @@ class Deadline:
     def within(self, seconds: float | None) -> "Deadline":
         """A deadline for a part, at most the remaining time; where it is hit, so is the whole."""
         left = self.remaining_s if seconds is None else min(seconds, self.remaining_s)
-        return Deadline(None if left == float("inf") else left, clock=self.clock, whole=self)
+        limit_s = None if left == float("inf") else left
+        return Deadline(limit_s, clock=self.clock, on_check=self.on_check, whole=self)
 
     def share(self, part: float) -> "Deadline":
         """A deadline for a part that may take this share of the remaining time, between 0 and 1."""
@@ -110,10 +114,23 @@ class Deadline:
     @property
     def remaining_s(self) -> float:
         """Seconds left; infinite without a limit."""
+        if self.stopped:
+            return 0.0
         return float("inf") if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called for this deadline or the whole of which it is a part."""
+        return self._stopped or (self._whole is not None and self._whole.stopped)
+
+    def stop(self) -> None:
+        """End the time now, for all parts too; another thread or a signal handler may call it."""
+        self._stopped = True
 
     def reached(self) -> bool:
         """Whether time is up. Call only where a True ends work early: it is recorded in `hit`."""
+        if self.on_check is not None:
+            self.on_check()
         if self.remaining_s > 0.0:
             return False
         self.mark()

@@ -140,6 +140,7 @@ def pareto(
     *,
     solver: str = "auto",
     seconds: float | None = None,
+    on_point: Callable[[BudgetPoint], None] = lambda _: None,
     **parameters: object,
 ) -> tuple[BudgetPoint, ...]:
     """The curve of overhead against budget.
@@ -151,6 +152,7 @@ def pareto(
         solver: name of the solver. One with a parameter ``starts`` begins each budget with the plan of the
             next smaller one, which fits.
         seconds: limit by the clock for one budget.
+        on_point: called with each point when it is known.
         **parameters: of the solver.
     """
     points: list[BudgetPoint] = []
@@ -164,6 +166,7 @@ def pareto(
         start = known.schedule if known else None
         solution = solve_switches(chosen, Problem(graph, budget), deadline, start=start)
         points.append(BudgetPoint(budget_nbytes=budget, solution=solution, wall_s=deadline.elapsed_s))
+        on_point(points[-1])
         known = solution if solution.feasible else known
     return tuple(points)
 
@@ -193,6 +196,7 @@ def max_batch(
     solver: str = "auto",
     seconds: float | None = None,
     solve: Callable[[Solver, Problem, Deadline | None], Solution] = solve_switches,
+    on_fit: Callable[[MaxBatch], None] = lambda _: None,
     **parameters: object,
 ) -> MaxBatch:
     """Find the largest batch by doubling and bisection over plans, as Checkmate's experiment does.
@@ -206,6 +210,7 @@ def max_batch(
         solver: name of the solver.
         seconds: limit by the clock for one size.
         solve: runs the solver; `solve_present` plans for steps that find a ``.grad`` for every parameter.
+        on_fit: called with the largest batch so far whenever a larger one fits.
         **parameters: of the solver.
     """
 
@@ -224,6 +229,7 @@ def max_batch(
             refused = batch
         else:
             best, found, batch = batch, made, min(2 * batch, most)
+            on_fit(MaxBatch(batch=best, solution=found, refused=refused))
     while refused is not None and refused - best > 1 and best:
         middle = (best + refused) // 2
         made = fits(middle)
@@ -231,4 +237,5 @@ def max_batch(
             refused = middle
         else:
             best, found = middle, made
+            on_fit(MaxBatch(batch=best, solution=found, refused=refused))
     return MaxBatch(batch=best, solution=found, refused=refused)

@@ -1,12 +1,14 @@
 """The command `remat`.
 
 Each command imports the heavy libraries that it needs, so help is quick and `remat solve` needs no torch. A
-user error gives one line on stderr and exit code 2; Ctrl-C gives one line and exit code 130.
+user error gives one line on stderr and exit code 2. Ctrl-C ends a search, whose best result so far is shown
+and written, with one line and exit code 130; before there is one, or pressed again, it ends the command.
 """
 
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +17,14 @@ import typer
 from remat_facade.cli import options
 from remat_facade.cli.doctor import doctor
 from remat_facade.cli.results import deliver, draw
+from remat_facade.cli.searches import EndedEarly, largest, swept
 from remat_facade.cli.terminal import complain, give_up_output, progress, say, show
 from remat_facade.config.types import generate_config
 from remat_facade.config.yaml_io import config_text, save_config
 from remat_facade.files import check_paths, save_to, write_whole
+from remat_facade.planning.interrupts import stopped_by_interrupts
 from remat_facade.planning.method import choose_method
-from remat_facade.planning.planner import RecomputePlanner
+from remat_facade.planning.planner import RecomputePlanner, interrupted
 from remat_facade.report.table import (
     Table,
     batch_table,
@@ -45,13 +49,11 @@ from remat_graph import (
 from remat_graph.errors import shown, text_of
 from remat_solvers import (
     Deadline,
-    bounds_of,
     budgets_of,
     get_solver,
     max_batch,
     min_budget,
     min_present_budget,
-    pareto,
     solve_present,
     solve_switches,
     solver_names,
@@ -147,13 +149,15 @@ def plan(
             as_call(sample, sample_kwargs),
             PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
             method,
-            CostOptions(platform=times, on_progress=update),
+            CostOptions(platform=times, on_progress=update, live=True),
             device_nbytes=device_nbytes,
         )
     deliver(made, out)
     show(fit_table(fit))
     if graph_out is not None:
         say(f"wrote {save_to(graph_out, lambda path: save_graph(graph, path))}")
+    if interrupted(made):
+        raise EndedEarly
     if fit.fits is False:
         complain(f"training {fit.summary()}")
         raise typer.Exit(DOES_NOT_FIT)
@@ -176,9 +180,12 @@ def solve(
     with progress(f"reading {graph}") as update:
         loaded = load_graph(graph)
         method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
-        planner = RecomputePlanner(budget=budget, method=method, grads=method.grads, on_progress=update)
+        planner = RecomputePlanner(budget=budget, method=method, grads=method.grads)
+        planner.on_progress, planner.live = update, True
         made = planner(loaded)
     deliver(made, plan_out, order_out)
+    if interrupted(made):
+        raise EndedEarly
 
 
 @app.command("min-budget")
@@ -192,8 +199,12 @@ def smallest_budget(
         loaded = load_graph(graph)
         update(f"searching for the smallest budget of {loaded.name}")
         find = min_present_budget if gradients == "present" else min_budget
-        found = find(loaded, Deadline(time_limit))
+        deadline = Deadline(time_limit)
+        with stopped_by_interrupts(deadline):
+            found = find(loaded, deadline)
     show(smallest_table(loaded, found))
+    if deadline.stopped:
+        raise EndedEarly("a smaller budget may work too")
 
 
 @app.command()
@@ -225,19 +236,16 @@ def sweep(
             sizes = budgets_of(loaded, points, seconds=time_limit)
         else:
             sizes = tuple(sorted(resolve_budget(text.strip(), loaded) for text in budgets.split(",")))
-        curves = {}
-        for curve, name, offered in ((n + what, n, g) for n in names for what, g in variants.items()):
-            update(f"{curve}: {len(sizes)} budgets of {loaded.name}")
-            curves[curve] = pareto(offered, sizes, solver=name, seconds=time_limit)
-        update("computing lower bounds")
-        bounds = bounds_of(loaded, sizes, seconds=time_limit)
-    show(report.sweep_table(loaded, curves, bounds))
+        found = swept(variants, names, sizes, time_limit, update)
+    show(report.sweep_table(loaded, found.curves, found.bounds))
     if csv is not None:
-        say(f"wrote {write_whole(csv, report.sweep_csv(curves, bounds))}")
+        say(f"wrote {write_whole(csv, report.sweep_csv(found.curves, found.bounds))}")
     if png is not None:
         from remat_facade.report import picture
 
-        say(f"wrote {write_whole(png, picture.png(report.draw_sweep(loaded, curves, bounds)))}")
+        say(f"wrote {write_whole(png, picture.png(report.draw_sweep(loaded, found.curves, found.bounds)))}")
+    if found.ended_early:
+        raise EndedEarly("these are the plans until then, with their bounds")
 
 
 @app.command("max-batch")
@@ -271,17 +279,20 @@ def largest_batch(
             update(f"batch {batch}: planning {len(graph.ops)} ops")
             return graph
 
-        name = solver or "auto"
-        found = max_batch(
+        search = partial(
+            max_batch,
             graph_of,
             nbytes,
             max_overhead=max_overhead,
             first=first,
-            solver=name,
+            solver=solver or "auto",
             seconds=time_limit,
             solve=solve_present if gradients == "present" else solve_switches,
         )
+        found, ended_early = largest(search)
     show(batch_table(target, nbytes, found))
+    if ended_early:
+        raise EndedEarly("a larger batch may fit too")
     if not found.batch:
         complain(f"a batch of {first} does not fit: raise --budget or --max-overhead")
         raise typer.Exit(DOES_NOT_FIT)
@@ -348,10 +359,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-        code = _run(words or ["--help"])
-    if code == INTERRUPTED:
-        complain("interrupted; files of earlier runs are unchanged")
-    return code
+        return _run(words or ["--help"])
 
 
 def _run(words: list[str]) -> int:
@@ -359,7 +367,14 @@ def _run(words: list[str]) -> int:
     try:
         # Not `app(...)`, which sets attributes on errors: ours are frozen.
         code = typer.main.get_command(app).main(words, prog_name="remat", standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):  # newer versions of typer return the exit code
+        if code == INTERRUPTED:  # what newer versions of typer return
+            raise KeyboardInterrupt
+    except EndedEarly as ended:  # a plan has its own warning
+        if ended.args:
+            complain(f"interrupted: {ended}")
+        return INTERRUPTED
+    except (typer.Abort, KeyboardInterrupt):
+        complain("interrupted; files of earlier runs are unchanged")
         return INTERRUPTED
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "remat"

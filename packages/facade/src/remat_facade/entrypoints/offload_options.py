@@ -141,5 +141,6 @@ class OffloadOptions:
             time_limit_s=self.config.time_limit_s,
             platform=cost.source(device),
             on_progress=cost.report,
+            live=cost.live,
             zoo=cost.zoo(device) if options.zoo else None,
         )

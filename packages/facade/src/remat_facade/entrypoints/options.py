@@ -76,6 +76,11 @@ class CostOptions:
     platform: Platform | None = None
     cache_dir: AnyPath | None = None
     on_progress: Progress | None = None
+    live: bool = attrs.field()  # whether `report` rewrites one line
+
+    @live.default
+    def _shows_itself(self) -> bool:
+        return self.on_progress is None
 
     def __attrs_post_init__(self) -> None:
         check_platform(self.platform)

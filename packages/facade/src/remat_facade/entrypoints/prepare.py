@@ -45,6 +45,7 @@ def prepare(
         device=str(device),
         platform=cost.source(device),
         on_progress=cost.report,
+        live=cost.live,
         zoo=cost.zoo(device) if options.zoo else None,
     )
     planner.check()

@@ -1,4 +1,4 @@
-"""Show on a terminal which stage of planning runs: one line on stderr, erased when planning ends.
+"""Show on a terminal how far planning is: one line on stderr, erased when planning ends.
 
 A first training step plans for seconds or minutes, and without this line its user would see nothing. In a
 pipe, a file or a notebook, and on all ranks but the first, nothing is written.
@@ -15,9 +15,9 @@ _ERASE = "\r\x1b[K"  # to the beginning of the line, which may hold a progress b
 
 
 def show_stage(stage: str) -> None:
-    """Write a stage in place of the last one."""
+    """Write a stage in place of the last one; an empty one leaves the line empty."""
     columns = shutil.get_terminal_size().columns
-    line = f"remat plans this step: {stage}"
+    line = f"remat: {stage}" if stage else ""
     _write(_ERASE + line[: columns - 1])
 
 

@@ -58,8 +58,8 @@ class Rockmate(BudgetedModule):
         platform: a cost platform that gives the times, instead of measuring them.
         differentiate: indices of the output tensors that will get gradients; None for the first one
             that requires a gradient if it is a scalar, otherwise for all that do.
-        on_progress: called with a short description when a stage begins; None to show it in one line on
-            stderr, where that is a terminal.
+        on_progress: called with a short description when a stage begins or a better plan is found; None to
+            show it in one line on stderr, where that is a terminal.
         ranks: under `torch.distributed`, "together" if all ranks build this module now and run one plan,
             which rank 0 makes (or a process group, for the ranks of that group); "alone" if each rank plans
             by itself. None is "alone", with a warning if there are several ranks. A later capture, for
@@ -116,6 +116,8 @@ class Rockmate(BudgetedModule):
         RankFailed: planning failed on another rank that plans together with this one.
         BadInput: the runtime is unknown or not available here, or an option is invalid.
         StepOverBudget: the runtime exceeds the budget with every plan that was tried.
+        KeyboardInterrupt: by Ctrl-C, unless a plan is known: then the search ends with the best one so far
+            and a `PlanningInterrupted` warning.
     """
 
     _remat_method: ClassVar[str] = "auto"

@@ -7,12 +7,13 @@ import attrs
 
 from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_facade.errors import NoRoom
+from remat_facade.planning.interrupts import stopped_by_interrupts
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
+from remat_facade.planning.planner import INTERRUPTED, PLANNING_S, StepPlanner, versions
 from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement
 from remat_offload import TrainingSession
-from remat_solvers import Deadline, Problem
+from remat_solvers import Problem
 from remat_solvers.offload.candidate import PERIODS
 from remat_solvers.offload.solver import Offload
 
@@ -120,19 +121,21 @@ class OffmatePlanner(StepPlanner):
         )
         rounding_nbytes = self._rounding_nbytes(graph)
         host_nbytes = max(0, self.host_budget_nbytes - rounding_nbytes)
-        deadline = Deadline(self.time_limit_s)
-        solution = solver.solve(Problem(graph, budget_nbytes, self.links, host_nbytes), deadline)
-        if solution.schedule is None:
-            assert solution.shortage is not None
-            least_host_nbytes = solution.shortage.host_nbytes
-            raise NoRoom(
-                budget_nbytes=self._asked_nbytes(graph),
-                host_budget_nbytes=self.host_budget_nbytes,
-                least_nbytes=solution.shortage.nbytes + self._taken_nbytes,
-                least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
-                smallest_nbytes=solution.shortage.nbytes,
-                cut_short=deadline.hit,
-            )
+        search = self.search(graph, budget_nbytes, self.time_limit_s, passes)
+        deadline = search.deadline
+        with stopped_by_interrupts(deadline):
+            solution = solver.solve(Problem(graph, budget_nbytes, self.links, host_nbytes), deadline)
+            if solution.schedule is None:
+                assert solution.shortage is not None
+                least_host_nbytes = solution.shortage.host_nbytes
+                raise NoRoom(
+                    budget_nbytes=self._asked_nbytes(graph),
+                    host_budget_nbytes=self.host_budget_nbytes,
+                    least_nbytes=solution.shortage.nbytes + self._taken_nbytes,
+                    least_host_nbytes=least_host_nbytes + (rounding_nbytes if least_host_nbytes else 0),
+                    smallest_nbytes=solution.shortage.nbytes,
+                    cut_short=deadline.hit,
+                )
         placed = with_placement(graph, solution.on_host)
         plan = Plan.from_schedule(
             placed,
@@ -145,6 +148,7 @@ class OffmatePlanner(StepPlanner):
                 EXPLANATION: "\n".join(solution.explanation),
                 PLANNING_S: time.perf_counter() - began_s,
                 HOST_BUDGET: self.host_budget_nbytes,
+                **({INTERRUPTED: True} if deadline.stopped else {}),
             },
             versions=versions(),
             platform=self.platform,

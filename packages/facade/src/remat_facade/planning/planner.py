@@ -5,6 +5,7 @@ The entry points and the command share this module, which imports no torch.
 
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib.metadata import version
@@ -12,8 +13,10 @@ from typing import Self
 
 import attrs
 
-from remat_facade.errors import BudgetAboveDevice, NotFound
+from remat_facade.errors import BudgetAboveDevice, NotFound, PlanningInterrupted
+from remat_facade.planning.interrupts import stopped_by_interrupts
 from remat_facade.planning.method import Method
+from remat_facade.planning.plan_search import PlanSearch
 from remat_facade.planning.zoo import Zoo
 from remat_graph import (
     BadBudget,
@@ -23,7 +26,6 @@ from remat_graph import (
     Plan,
     Schedule,
     format_nbytes,
-    format_seconds,
     structure,
 )
 from remat_graph.errors import shown
@@ -38,7 +40,6 @@ from remat_solvers import (
     solve_present,
     solve_switches,
 )
-from remat_solvers import Progress as SolverProgress
 
 Progress = Callable[[str], None]
 """Called with a short description when a stage begins."""
@@ -52,6 +53,8 @@ SOLVING_S = "solving_s"
 SAVED = "saved"
 """Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
 
+INTERRUPTED = "interrupted"
+"""Key of `Plan.solver_stats`: present, and true, if Ctrl-C ended the search for the plan."""
 
 LIMIT_S, LARGE_LIMIT_S, LIMIT_OPS, LARGE_OPS = 20.0, 60.0, 1_000, 10_000
 """Seconds for planning if no limit is given: for small and for large graphs, and what these are, in ops."""
@@ -75,6 +78,11 @@ def carried(plan: Plan) -> bool:
     return plan.solver_stats.get("method") == "carried"
 
 
+def interrupted(plan: Plan) -> bool:
+    """Whether Ctrl-C ended the search for a plan, which is the best until then."""
+    return bool(plan.solver_stats.get(INTERRUPTED))
+
+
 def silent(_: str) -> None:
     """A `Progress` that does nothing."""
 
@@ -86,7 +94,9 @@ class StepPlanner(ABC):
     budget: int | str  # as the user gave it
     reserve_nbytes: int = 0  # bytes of the budget reserved for the caller
     platform: str = ""  # the source of the graph's times, for `Plan.platform`
-    on_progress: Progress = silent  # called when a stage begins
+    on_progress: Progress = silent  # called when a stage begins or a better plan is found
+    # whether `on_progress` rewrites one line: it is called each second, and with "" before a warning
+    live: bool = False
     zoo: Zoo | None = None  # saved plans; None to run a solver for each graph and save nothing
 
     @abstractmethod
@@ -118,10 +128,11 @@ class StepPlanner(ABC):
         return attrs.evolve(self, reserve_nbytes=self.reserve_nbytes + nbytes)
 
     def __call__(self, graph: Graph) -> Plan:
-        """Plan a graph.
+        """Plan a graph; Ctrl-C ends the search with the best plan so far, and a warning.
 
         Raises:
             RematError: the budget is invalid, or no plan was found within it.
+            KeyboardInterrupt: by Ctrl-C before there is a plan, or when it is pressed again.
         """
         began_s = time.perf_counter()
         budget_nbytes = self.budget_for(graph)
@@ -132,11 +143,34 @@ class StepPlanner(ABC):
             loading_s = time.perf_counter() - began_s
             stats = {**plan.solver_stats, PLANNING_S: loading_s, SOLVING_S: solving_s, SAVED: True}
             return self.finished(attrs.evolve(plan, solver_stats=stats), budget_nbytes)
-        self.on_progress(f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}")
+        self.on_progress(_first_stage(graph, budget_nbytes))
         plan = self.finished(self.solve(graph, budget_nbytes, began_s), budget_nbytes)
-        if self.zoo is not None and not carried(plan):
+        if interrupted(plan):
+            if self.live:
+                self.on_progress("")
+            warnings.warn(
+                f"planning was interrupted: the best plan so far has an overhead of {plan.overhead:+.2%}; no "
+                f"plan has less than {plan.lower_bound_overhead:+.2%} (gap {plan.gap:.2%})",
+                PlanningInterrupted,
+                stacklevel=2,
+            )
+        elif self.zoo is not None and not carried(plan):
             self.zoo.keep(graph, budget_nbytes, method, plan)
         return plan
+
+    def search(self, graph: Graph, budget_nbytes: int, limit_s: float | None, passes: int = 1) -> PlanSearch:
+        """A search for a plan of `graph` that begins now; a step has `passes` forwards and backwards."""
+        return PlanSearch(
+            stage=_first_stage(graph, budget_nbytes),
+            base_s=graph.time_s * passes,
+            show=self.on_progress,
+            live=self.live,
+            deadline=Deadline(limit_s),
+        )
+
+
+def _first_stage(graph: Graph, budget_nbytes: int) -> str:
+    return f"planning {graph.name}: {len(graph.ops)} ops in {format_nbytes(budget_nbytes)}"
 
 
 @attrs.define(kw_only=True)
@@ -235,36 +269,47 @@ class RecomputePlanner(StepPlanner):
             NotFound: this solver found no schedule, but one exists.
             OverBudget: the schedule of the solver exceeds its budget, by the referee.
         """
-        deadline = Deadline(self.limit_s(graph), self._tell)
-        part = deadline.share(SOLVE_SHARE)
-        part.on_progress = deadline.on_progress
-        solver = get_solver(self.method.solver, **self.method.parameters)
-        solve = solve_switches if self.grads is Grads.NEW else solve_present
-        problem = Problem(graph, budget_nbytes)
+        search = self.search(graph, budget_nbytes, self.limit_s(graph))
         kind = structure(graph), self.grads
-        known = self.similar.get(kind) if self.method.solver == "auto" else None
-        solution = None if known is None else self._carried(known, solve, problem, part)
-        solution = solution or solve(solver, problem, part)
-        schedule = (
-            solution.schedule
-            or self._named(graph, budget_nbytes)
-            or self._smallest(graph, budget_nbytes, deadline, solution)
-        )
+        with stopped_by_interrupts(search.deadline):
+            solution, schedule = self._found(graph, budget_nbytes, search, self.similar.get(kind))
+        stopped = {INTERRUPTED: True} if search.deadline.stopped else {}
         plan = Plan.from_schedule(
             graph,
             schedule,
             budget_nbytes=budget_nbytes,
             lower_bound_s=solution.lower_bound_s,
             solver=self.method.solver,
-            solver_stats={**solution.stats, PLANNING_S: time.perf_counter() - began_s},
+            solver_stats={**solution.stats, PLANNING_S: time.perf_counter() - began_s, **stopped},
             versions=versions(),
             platform=self.platform,
-            deadline_hit=deadline.hit,
+            deadline_hit=search.deadline.hit,
             grads=self.grads,
         )
-        if not carried(plan):
+        if not (carried(plan) or interrupted(plan)):
             self.similar[kind] = plan
         return plan
+
+    def _found(
+        self, graph: Graph, budget_nbytes: int, search: PlanSearch, known: Plan | None
+    ) -> tuple[Solution, Schedule]:
+        """The result of the solver and the schedule to use; `known` is a plan of the same structure."""
+        deadline = search.deadline
+        part = deadline.share(SOLVE_SHARE)
+        part.on_progress = deadline.on_progress
+        solver = get_solver(self.method.solver, **self.method.parameters)
+        solve = solve_switches if self.grads is Grads.NEW else solve_present
+        problem = Problem(graph, budget_nbytes)
+        solution = None
+        if known is not None and self.method.solver == "auto":
+            solution = self._carried(known, solve, problem, part)
+        solution = solution or solve(solver, problem, part)
+        schedule = (
+            solution.schedule
+            or self._named(graph, budget_nbytes)
+            or self._smallest(graph, budget_nbytes, search, solution)
+        )
+        return solution, schedule
 
     def _carried(
         self, known: Plan, solve: Callable[..., Solution], problem: Problem, deadline: Deadline
@@ -275,7 +320,7 @@ class RecomputePlanner(StepPlanner):
         if solution.overhead is None:
             return None
         gap = solution.overhead - solution.lower_bound_overhead
-        return solution if gap <= most * (1 + 1e-9) else None
+        return solution if deadline.stopped or gap <= most * (1 + 1e-9) else None
 
     def _named(self, graph: Graph, budget_nbytes: int) -> Schedule | None:
         """The schedule of the smallest budget that an error has named, if it fits this one."""
@@ -289,18 +334,20 @@ class RecomputePlanner(StepPlanner):
         """The key of schedules for the smallest budgets that errors name."""
         return Method(solver="smallest", parameters={"grads": self.grads})
 
-    def _smallest(self, graph: Graph, budget_nbytes: int, deadline: Deadline, solution: Solution) -> Schedule:
+    def _smallest(self, graph: Graph, budget_nbytes: int, search: PlanSearch, solution: Solution) -> Schedule:
         """The schedule with the smallest peak, if the solver found none; only the portfolio may use it.
 
         If it exceeds the budget, the error names its peak. It is saved, because a budget that was named must
         work even if there is less time to search then.
         """
-        self.on_progress(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
+        if search.deadline.stopped:
+            raise KeyboardInterrupt
+        search.begin(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
         find = min_budget if self.grads is Grads.NEW else min_present_budget
-        smallest = find(graph, deadline)
+        smallest = find(graph, search.deadline)
         if smallest.nbytes > budget_nbytes:
             least_nbytes = min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes)
-            if self.zoo is not None:
+            if self.zoo is not None and not search.deadline.stopped:
                 plan = Plan.from_schedule(
                     graph,
                     smallest.schedule,
@@ -318,13 +365,6 @@ class RecomputePlanner(StepPlanner):
             solver=self.method.solver,
             budget=format_nbytes(budget_nbytes),
             smallest=format_nbytes(smallest.nbytes),
-        )
-
-    def _tell(self, progress: SolverProgress) -> None:
-        best = f"{format_seconds(progress.time_s)} a step" if progress.time_s is not None else "no plan yet"
-        bound = format_seconds(progress.lower_bound_s)
-        self.on_progress(
-            f"planning with {progress.solver}: {best}, lower bound {bound} ({progress.elapsed_s:.0f} s)"
         )
 
 

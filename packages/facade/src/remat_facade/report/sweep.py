@@ -41,12 +41,17 @@ def ablations(graph: Graph, left_out: Iterable[str]) -> dict[str, Graph]:
 
 
 def sweep_table(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Table:
-    """One row per budget, one column per method; `bounds` has the lower bound of the overhead per budget."""
+    """One row per budget, one column per method; `bounds` has the lower bound of the overhead per budget.
+
+    The first curve has all budgets; the others may have only the first ones.
+    """
     some = next(iter(curves.values()))
     peak = noremat_peak_nbytes(graph)
     rows = []
     for i, point in enumerate(some):
-        cells = [_percent(points[i].solution.overhead) for points in curves.values()]
+        cells = [
+            _percent(points[i].solution.overhead) if i < len(points) else "" for points in curves.values()
+        ]
         share = f"{point.budget_nbytes / peak:.0%}" if peak else ""
         rows.append((format_nbytes(point.budget_nbytes), share, *cells, _percent(bounds[i])))
     return Table(
@@ -63,7 +68,7 @@ def sweep_csv(curves: Curves, bounds: Sequence[float]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["solver", "budget_nbytes", "overhead", "lower_bound_overhead", "peak_nbytes", "wall_s"])
     for solver, points in curves.items():
-        for point, bound in zip(points, bounds, strict=True):
+        for point, bound in zip(points, bounds, strict=False):
             found = point.solution
             row = (point.budget_nbytes, found.overhead, bound, found.peak_nbytes, f"{point.wall_s:.3f}")
             writer.writerow([solver, *row])
@@ -91,7 +96,7 @@ def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Figure:
         infeasible = [
             budget
             for i, budget in enumerate(budgets)
-            if not any(points[i].solution.feasible for points in curves.values())
+            if not any(points[i].solution.feasible for points in curves.values() if i < len(points))
         ]
         if infeasible:
             axes.axvspan(min(budgets), max(infeasible), color=LIGHT.budget, alpha=0.10, label="no schedule")

@@ -77,7 +77,8 @@ def plan_table(plan: Plan) -> Table:
     if freed:
         note += "; for steps that find a .grad for every parameter"
     if plan.deadline_hit:
-        note += f"; the time limit ended the search: more time may save up to {plan.gap:.2%} of the step"
+        ended = "Ctrl-C" if plan.solver_stats.get("interrupted") else "the time limit"
+        note += f"; {ended} ended the search: more time may save up to {plan.gap:.2%} of the step"
     if plan.waits_for_host:
         note += f"; {plan.launch_note}"
     return Table(

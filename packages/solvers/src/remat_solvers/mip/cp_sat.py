@@ -63,7 +63,8 @@ def solve_intervals(problem: Problem, deadline: Deadline, computations: int) -> 
         "computations": computations,
         "seconds": deadline.remaining_s if limited else None,
     }
-    reply, failure = run_json_module("remat_solvers.mip.cp_sat", request, deadline.remaining_s + GRACE_S)
+    most_s = deadline.remaining_s + GRACE_S
+    reply, failure = run_json_module("remat_solvers.mip.cp_sat", request, most_s, deadline)
     order, proven = None, False
     if not failure:
         try:

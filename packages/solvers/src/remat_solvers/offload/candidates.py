@@ -122,7 +122,7 @@ class CandidateSearch:
         self.evaluated[on_host, order, pinned_intervals] = found
         if found.fits and (self.best is None or self.better(found, self.best)):
             self.best = found
-            self.deadline.report("offload", found.timeline.time_s, self.problem.graph.time_s)
+            self.deadline.report("offload", found.timeline.time_s, self.base_s)
         return found
 
     def best_per_placement(self, most: int) -> list[Candidate]:

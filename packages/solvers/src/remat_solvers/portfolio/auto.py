@@ -296,7 +296,11 @@ class _Portfolio:
                 break
             seconds = min(self.settings.guest_seconds, self.deadline.remaining_s)
             reply = solve_in_subprocess(
-                name, self.problem, seconds, most_s=max(1.0, self.deadline.remaining_s)
+                name,
+                self.problem,
+                seconds,
+                most_s=max(1.0, self.deadline.remaining_s),
+                deadline=self.deadline,
             )
             problem = reply.problem
             if reply.order is not None:
@@ -308,7 +312,7 @@ class _Portfolio:
                     problem = "returned a schedule above the budget"
                 else:
                     found.append(self.add_start(order, name))
-            if problem:
+            if problem and not self.deadline.stopped:
                 self.warn(f"solver {name!r} {problem}")
             self.report(name)
         return found

@@ -22,10 +22,13 @@ class SubprocessResult:
     problem: str = ""  # why there is no usable order; empty if there is one or the solver found none
 
 
-def solve_in_subprocess(name: str, problem: Problem, seconds: float, *, most_s: float) -> SubprocessResult:
+def solve_in_subprocess(
+    name: str, problem: Problem, seconds: float, *, most_s: float, deadline: Deadline
+) -> SubprocessResult:
     """Let a registered solver work on a problem for this many seconds in its own process.
 
-    A process that does not end is killed some time after that, or after `most_s` seconds.
+    A process that does not end is killed some time after that, after `most_s` seconds, or when `deadline` is
+    stopped.
     """
     request = {
         "graph": graph_to_data(problem.graph),
@@ -34,7 +37,7 @@ def solve_in_subprocess(name: str, problem: Problem, seconds: float, *, most_s: 
         "seconds": seconds,
     }
     reply, failure = run_json_module(
-        "remat_solvers.portfolio.isolated", request, min(seconds + START_S, most_s)
+        "remat_solvers.portfolio.isolated", request, min(seconds + START_S, most_s), deadline
     )
     if failure:
         return SubprocessResult(None, failure)

@@ -26,7 +26,8 @@ def smallest_peak(
     goal_nbytes = max(goal_nbytes, floor_nbytes)
     tried, all_of_them = combinations_of(graph)
     search = _PeakSearch(JointSearch(graph, 0), goal_nbytes, deadline)
-    candidates = [_Candidate.of(graph, on) for on in tried]
+    candidates = [_Candidate.of(graph, tried[0])]
+    candidates += (_Candidate.of(graph, on) for on in tried[1:] if not deadline.reached())
     if all_of_them:
         for one in sorted(candidates, key=lambda one: one.floor_nbytes):
             search.minimize(one)

@@ -150,7 +150,7 @@ class _Decisions:
             return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
         self.report("bound")
         self.candidates(start)
-        if not self.search.fitting:
+        if not (self.search.fitting or deadline.reached()):
             part = deadline.share(PEAK_SHARE)
             found = smallest_peak(
                 graph,
@@ -165,7 +165,7 @@ class _Decisions:
         part = deadline.share(FLIP_SHARE)
         self.anneal_off(part.share(OFF_SHARE), moves // 5)
         self.anneal(part, self.search.fitting[:STARTS], moves)
-        if self.closed():
+        if self.closed() or deadline.reached():
             return self.best({"method": "switches"})
         for one in self.chosen():
             solution = self.decided(one)
@@ -260,7 +260,7 @@ class _Decisions:
     def solve_families(self) -> None:
         """The solver's plans of the whole families that may still be better."""
         for one in self.open_families():
-            if self.closed() or self.deadline.reached():
+            if self.closed():
                 return
             self.decided(one, afresh=True)
 
@@ -283,6 +283,8 @@ class _Decisions:
         """Whole families that the solver has not planned and whose bound is below the best; best first."""
         whole = [self.search.found.get(on) for on in combinations_of(self.graph)[0]]
         for one in sorted(filter(None, whole), key=self.search.rank):
+            if self.deadline.reached():
+                return
             if one.made.on not in self.planned and (
                 time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < self.best_s
             ):

@@ -1,0 +1,75 @@
+"""Searches of commands that keep what is known when Ctrl-C ends them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+
+from remat_graph import Graph
+from remat_solvers import BudgetPoint, MaxBatch, bounds_of, pareto
+
+
+class EndedEarly(Exception):
+    """Ctrl-C ended a search whose best result so far is shown; the message says what more time could give."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Sweep:
+    """Curves by the names of methods, and per budget a bound on the overhead."""
+
+    curves: Mapping[str, Sequence[BudgetPoint]]
+    bounds: Sequence[float]
+    ended_early: bool = False
+
+
+def swept(
+    variants: Mapping[str, Graph],
+    solvers: Iterable[str],
+    sizes: Sequence[int],
+    seconds: float | None,
+    update: Callable[[str], None],
+) -> Sweep:
+    """The curve of each solver on each variant of a graph; after Ctrl-C, the points until then.
+
+    Args:
+        variants: graphs, by what a solver's name is followed by; the first has all ways.
+        solvers: names of methods.
+        sizes: budgets in bytes.
+        seconds: limit by the clock for one budget.
+        update: called when a stage begins.
+
+    Raises:
+        KeyboardInterrupt: no point is known yet.
+    """
+    curves: dict[str, list[BudgetPoint]] = {}
+    whole = next(iter(variants.values()))
+    try:
+        for curve, name, graph in ((n + what, n, g) for n in solvers for what, g in variants.items()):
+            update(f"{curve}: {len(sizes)} budgets of {graph.name}")
+            points = curves.setdefault(curve, [])
+            pareto(graph, sizes, solver=name, seconds=seconds, on_point=points.append)
+        update("computing lower bounds")
+        return Sweep(curves=curves, bounds=bounds_of(whole, sizes, seconds=seconds))
+    except KeyboardInterrupt:
+        curves = {name: points for name, points in curves.items() if points}
+        if not curves:
+            raise
+        bounds = [point.solution.lower_bound_overhead for point in next(iter(curves.values()))]
+        return Sweep(curves=curves, bounds=bounds, ended_early=True)
+
+
+def largest(search: Callable[..., MaxBatch]) -> tuple[MaxBatch, bool]:
+    """The result of a search for the largest batch; after Ctrl-C, the largest until then, and True.
+
+    Args:
+        search: `max_batch` with all arguments but ``on_fit``.
+
+    Raises:
+        KeyboardInterrupt: no batch is known to fit yet.
+    """
+    found: list[MaxBatch] = []
+    try:
+        return search(on_fit=found.append), False
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        return found[-1], True

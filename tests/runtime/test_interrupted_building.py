@@ -1,0 +1,104 @@
+"""Ctrl-C during capture, measuring, planning and lowering leaves everything as it was."""
+
+import gc
+import random
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import remat_executor
+from remat_executor.costs.cache import CostCache
+from remat_executor.guards.global_flags import global_flags
+from remat_facade import Rockmate, limit_memory, planned, release
+from tests.helpers.interrupts import Interrupt
+
+SOURCES = tuple(str(path) for path in Path(remat_executor.__file__).parent.rglob("*.py"))
+PLACES = 16  # of the interrupts, over all lines of the executor that a build runs
+
+Build = Callable[[nn.Module, Tensor, Path], object]
+
+
+def build_around(model: nn.Module, x: Tensor, folder: Path) -> object:
+    """A planned module around the model."""
+    return Rockmate(model, x, "100%", cache_dir=folder, zoo=False)
+
+
+def build_in_place(model: nn.Module, x: Tensor, folder: Path) -> object:
+    """The model itself, planned at once."""
+    return limit_memory(model, "100%", sample=x, cache_dir=folder, zoo=False)
+
+
+def undo(net: nn.Module) -> None:
+    """Give the model its own class back, if it was planned in place."""
+    if planned(net) is not None:
+        release(net)
+
+
+def model() -> nn.Module:
+    """With buffers, draws and a submodule in another mode."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 16), nn.Tanh()
+    )
+    net[3].eval()
+    return net
+
+
+def module_state(net: nn.Module) -> list[Any]:
+    """Classes, attributes, modes, hooks and tensors of all submodules."""
+    found: list[Any] = []
+    for name, module in net.named_modules():
+        plain = {
+            key: value for key, value in module.__dict__.items() if isinstance(value, bool | int | float)
+        }
+        containers = {key: list(value) for key, value in module.__dict__.items() if isinstance(value, dict)}
+        found.append((name, type(module), sorted(module.__dict__), plain, containers))
+    tensors = [*net.parameters(), *net.buffers()]
+    return [*found, [(id(t), t._version, t.tolist(), t.grad, t.requires_grad) for t in tensors]]
+
+
+def process_state() -> list[Any]:
+    """Generators, global flags, handlers, and what a new tensor is."""
+    return [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+        global_flags(torch.device("cpu")),
+        gc.get_threshold(),
+        gc.isenabled(),
+        signal.getsignal(signal.SIGINT),
+        list(warnings.filters),
+        type(torch.ones(1) + 1),
+    ]
+
+
+@pytest.mark.parametrize("build", [build_around, build_in_place])
+def test_everything_is_as_it_was(tmp_path: Path, build: Build) -> None:
+    """Wherever the build is interrupted; the costs that it measured can be read, and it succeeds again."""
+    net, x = model(), torch.randn(4, 8)
+    counter = Interrupt(10**9, SOURCES)
+    assert not counter.during(lambda: build(net, x, tmp_path / "first"))
+    undo(net)
+    lines = 10**9 - counter.left
+    before = module_state(net), process_state()
+    done = 0
+    for place in range(1, lines, lines // PLACES):
+        folder = tmp_path / str(place)
+        if Interrupt(place, SOURCES).during(lambda folder=folder: build(net, x, folder)):
+            done += 1
+        else:  # measuring took fewer lines
+            undo(net)
+        assert before == (module_state(net), process_state()), place
+        CostCache(torch.device("cpu"), folder).get(["none"])  # a warning about a damaged file is an error
+        assert not list(folder.rglob("*.tmp*"))
+    assert done > PLACES // 2
+    other = model()
+    build(other, x, tmp_path / "first")
+    expected = model()
+    torch.testing.assert_close(expected(x), other(x), rtol=0, atol=0)
