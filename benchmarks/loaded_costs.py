@@ -1,18 +1,18 @@
 """Operator times measured while other processes keep the cores busy, and those on an idle machine.
 
-    python benchmarks/loaded_costs.py [MODEL ...] [--threads 1,2] [--rounds 3] [--load products,memory]
+    python benchmarks/loaded_costs.py [MODEL ...] [--threads 1,2] [--rounds 5] [--load products,memory]
         [--budgets 40%] [--before FILE] [--json FILE]
 
 Each model is captured once. In every round its operators are measured twice, each time with an empty cache:
-calm, and with as many busy processes as there are threads of work in `--load`; these are started here, and
-stopped while the calm half runs. `products` multiplies small matrices, `memory` writes 32 MB over and over.
+calm, and alongside busy processes, one for each word of `--load`. These are started here, and stopped while
+the calm half runs. `products` multiplies small matrices, `memory` writes 32 MB over and over.
 
-The calm time of an operator is the median of its calm rounds. Columns, each the median of the rounds and in
-brackets the worst: the predicted step as a ratio of the calm one; the median over the operators of how far
-their times are off; seconds of measuring. Points: by how much of the step plans made from the times of the
-round with the median step are worse than plans made from calm times, judged by calm times, the mean of the
-budgets; none with an empty `--budgets`. The second half gives the same for single calm rounds: what this
-machine does by itself. With `--before`, the figures of an earlier version's file are printed below.
+Columns, each the median of the rounds and in brackets the worst: the predicted step as a ratio of the calm
+one just before; the median over the operators of how far their times are off from those; seconds of
+measuring. The second half compares each calm measurement with the one before: what this machine does by
+itself. Points: by how much of the step a plan made from the round with the median step is worse than one made
+from the medians of the calm times, judged by these, the mean of the budgets; none with an empty `--budgets`.
+With `--before`, the figures of an earlier version's file are printed below.
 
 The exit status is not zero if a median is more than 15 % off for a step, 20 % for operators or 0.5 points for
 a plan.
@@ -67,7 +67,7 @@ class Row:
         model, threads: what ran.
         ops: of the graph.
         step_s: predicted from calm times.
-        loaded, calm: the step as a ratio of that.
+        loaded, calm: the step as a ratio of the calm one just before.
         ops_loaded, ops_calm: the median over the operators of how far their times are off.
         plan_loaded, plan_calm: points of the step by which plans are worse; of one round, or of none.
         measuring_loaded, measuring_calm: seconds.
@@ -185,13 +185,14 @@ def row_of(name: str, threads: int, rounds: int, budgets: list[str], load: Load)
     torch.set_num_threads(threads)
     measured = captured(name)
     measured()  # what is initialized once in a process
-    calm_rounds, loaded_rounds = [], []
+    calm_rounds, loaded_rounds = [timed(measured)], []
     for _ in range(rounds):
-        calm_rounds.append(timed(measured))
         with load.on():
             time.sleep(0.1)
             loaded_rounds.append(timed(measured))
-    calm = typical([graph for graph, _ in calm_rounds])
+        calm_rounds.append(timed(measured))
+    before = [graph for graph, _ in calm_rounds]
+    calm = typical(before)
     least = {budget: planned_s(calm, calm, budget) for budget in budgets}
 
     def worse(graphs: list[Graph]) -> list[float]:
@@ -201,11 +202,11 @@ def row_of(name: str, threads: int, rounds: int, budgets: list[str], load: Load)
         more = [planned_s(middle, calm, budget) - least[budget] for budget in budgets]
         return [100 * statistics.fmean(more) / calm.time_s]
 
-    kinds = {"calm": calm_rounds, "loaded": loaded_rounds}
+    kinds = {"calm": calm_rounds[1:], "loaded": loaded_rounds}
     found = {
         kind: {
-            "step": [graph.time_s / calm.time_s for graph, _ in each],
-            "ops": [ops_off(graph, calm) for graph, _ in each],
+            "step": [graph.time_s / one.time_s for (graph, _), one in zip(each, before, strict=False)],
+            "ops": [ops_off(graph, one) for (graph, _), one in zip(each, before, strict=False)],
             "plan": worse([graph for graph, _ in each]),
             "measuring": [seconds for _, seconds in each],
         }
@@ -248,7 +249,7 @@ def main() -> int:
     )
     parser.add_argument("models", nargs="*", default=list(MODELS), help="ten by default")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--load", default="products,products", help=f"of {', '.join(LOADS)}")
     parser.add_argument("--budgets", default="40%", help="may be empty")
     parser.add_argument("--before", type=Path, help="rows of an earlier version")

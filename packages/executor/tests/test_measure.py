@@ -15,7 +15,7 @@ from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.device_timer import Seconds
 from remat_executor.costs.failures import MeasureError
 from remat_executor.costs.measure import measure
-from remat_executor.costs.stopwatch import Clock, lower_quartile, seconds_of
+from remat_executor.costs.stopwatch import HostClocks, lower_quartile, seconds_of
 
 aten = torch.ops.aten
 Factory = Callable[[], Callable[[], object]]
@@ -100,7 +100,7 @@ def test_times_are_of_one_run() -> None:
         return lambda: run
 
     seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
-    clock = Clock(passed=lambda: now_s, worked=lambda: now_s)
+    clock = HostClocks(passed=lambda: now_s, worked=lambda: now_s)
     costs = measure({key: taking(s) for key, s in seconds.items()}, clock=clock)
     assert {key: cost.time_s for key, cost in costs.items()} == pytest.approx(seconds)
     assert {0.0} == {cost.issue_s for cost in costs.values()}  # on the CPU an op runs when it is issued
@@ -131,7 +131,7 @@ def test_a_long_operator_is_not_run_often(key: str, runs: int) -> None:
         now_s += 0.12
         return torch.empty(100)
 
-    clock = Clock(passed=lambda: now_s, worked=lambda: now_s)
+    clock = HostClocks(passed=lambda: now_s, worked=lambda: now_s)
     cost = measure({key: lambda: long}, clock=clock)[key]
     assert len(seen) == runs
     assert cost.time_s == pytest.approx(0.12)

@@ -32,7 +32,7 @@ from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.device_timer import DeviceTimer
 from remat_executor.costs.failures import MeasureError, failures_named
 from remat_executor.costs.stopwatch import (
-    Clock,
+    HostClocks,
     Request,
     Stopwatch,
     Thunk,
@@ -54,7 +54,7 @@ def measure(
     device: torch.device | str = "cpu",
     cache: CostCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    clock: Clock | None = None,
+    clock: HostClocks | None = None,
     replaceable: Container[str] = (),
 ) -> dict[str, MeasuredCost]:
     """Measure operators whose costs the cache does not know, or knows as doubtful.
@@ -78,7 +78,7 @@ def measure(
     Warns:
         RematWarning: other processes kept the cores busy, and times are doubtful.
     """
-    device, clock = torch.device(device), clock or Clock()
+    device, clock = torch.device(device), clock or HostClocks()
     known = cache.get(requests) if cache is not None else {}
     found = _Found(cache=cache, costs=dict(known))
     report = on_progress or (lambda done, total: None)
@@ -135,7 +135,7 @@ class _Found:
 
 
 def _until_one_waits(
-    requests: Mapping[str, Request], device: torch.device, clock: Clock
+    requests: Mapping[str, Request], device: torch.device, clock: HostClocks
 ) -> dict[str, MeasuredCost]:
     """New costs of operators, up to the first that waits for a core or does not fit."""
     found: dict[str, MeasuredCost] = {}
@@ -152,7 +152,7 @@ def _until_one_waits(
     return found
 
 
-def _measure_one(key: str, factory: Request, device: torch.device, clock: Clock) -> MeasuredCost:
+def _measure_one(key: str, factory: Request, device: torch.device, clock: HostClocks) -> MeasuredCost:
     """The cost of an operator; it is doubtful if the thread waited for a core."""
     with failures_named(key):
         thunk, watch = factory(), stopwatch(key, clock)

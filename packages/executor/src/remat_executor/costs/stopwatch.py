@@ -3,7 +3,7 @@
 Where other processes keep the cores busy, a thread waits for one. The time that passes contains that wait,
 the thread's own clock does not; so the latter times kernels that run on one thread. Kernels on several
 threads also wait for each other, in part by spinning, which both clocks count. They are timed by the seconds
-that pass, and the difference of the clocks tells whether the time is spoiled: on two cores with two busy
+that pass, and the difference of the clocks shows whether the time is spoiled: on two cores with two busy
 processes it found all but 30 of 232 operators whose time was more than 1.25 times that on an idle machine.
 Those 30 took up to twice as long.
 """
@@ -31,8 +31,8 @@ _MOST_S = 0.1  # for all samples, unless there is only one
 
 
 @attrs.frozen(kw_only=True)
-class Clock:
-    """Two clocks of the host.
+class HostClocks:
+    """The two clocks.
 
     Attributes:
         passed: seconds now.
@@ -63,7 +63,7 @@ class Stopwatch:
         passed_s, worked_s: of all that was timed, by each clock.
     """
 
-    clock: Clock
+    clock: HostClocks
     one_thread: bool
     passed_s: float = attrs.field(default=0.0, init=False)
     worked_s: float = attrs.field(default=0.0, init=False)
@@ -91,7 +91,7 @@ def runs_on_this_thread(key: str) -> bool:
     return name.startswith("aten.") or "." not in name
 
 
-def stopwatch(key: str, clock: Clock) -> Stopwatch:
+def stopwatch(key: str, clock: HostClocks) -> Stopwatch:
     """A stopwatch for an operator under the present number of threads."""
     return Stopwatch(clock=clock, one_thread=torch.get_num_threads() == 1 and runs_on_this_thread(key))
 
