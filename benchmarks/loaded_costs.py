@@ -1,7 +1,7 @@
 """Operator times measured while other processes keep the cores busy, and those on an idle machine.
 
     python benchmarks/loaded_costs.py [MODEL ...] [--threads 1,2] [--rounds 5] [--load products,memory]
-        [--budgets 40%] [--before FILE] [--json FILE]
+        [--budgets 60%] [--before FILE] [--json FILE]
 
 Each model is captured once. In every round its operators are measured twice, each time with an empty cache:
 calm, and alongside busy processes, one for each word of `--load`. These are started here, and stopped while
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--load", default="products,products", help=f"of {', '.join(LOADS)}")
-    parser.add_argument("--budgets", default="40%", help="may be empty")
+    parser.add_argument("--budgets", default="60%", help="may be empty")
     parser.add_argument("--before", type=Path, help="rows of an earlier version")
     parser.add_argument("--json", type=Path, help="write the rows here, after each row")
     options = parser.parse_args()

@@ -13,10 +13,10 @@ import attrs
 import pytest
 import torch
 
+from remat_executor import RematWarning
 from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.measure import measure
 from remat_executor.costs.stopwatch import HostClocks
-from remat_executor.errors import RematWarning
 
 US = 1e-6
 BUSY = "other processes keep the cores busy"
