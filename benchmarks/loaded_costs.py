@@ -14,8 +14,8 @@ itself. Points: by how much of the step a plan made from the round with the medi
 from the medians of the calm times, judged by these, the mean of the budgets; none with an empty `--budgets`.
 With `--before`, the figures of an earlier version's file are printed below.
 
-The exit status is not zero if a median is more than 15 % off for a step, 20 % for operators or 0.5 points for
-a plan.
+The exit status is not zero if a median is more than 15 % off for a step or 20 % for operators, or a plan is
+more than 0.5 points worse than that from a single calm round.
 """
 
 import argparse
@@ -94,9 +94,9 @@ class Row:
             yield f"{name}: the step is {step:.2f} times the calm one"
         if ops > OPS_OFF:
             yield f"{name}: operators are {ops:.0%} off"
-        for points in self.plan_loaded:
-            if points > WORSE_POINTS:
-                yield f"{name}: plans are {points:.2f} points worse"
+        for loaded, calm in zip(self.plan_loaded, self.plan_calm, strict=True):
+            if loaded - calm > WORSE_POINTS:
+                yield f"{name}: plans are {loaded - calm:.2f} points worse"
 
 
 class Load:

@@ -251,8 +251,8 @@ def loaded_costs(data: dict[str, Any]) -> Iterator[str]:
         "`hatch run bench-costs`: operator times on the CPU, measured with an empty cache alongside two busy "
         "processes, and calm. Step is the predicted step as a ratio of the calm one measured just before, "
         "operators the median of how far their times are off from those, each the median and the worst of "
-        "the rounds. Plans: by how many points of the step a plan made from loaded times is worse than one "
-        "made from calm times, judged by calm times. Noise: the step as a ratio, the worst of one calm "
+        "the rounds. Plans: by how many points of the step plans made from one loaded and from one calm "
+        "measurement are worse than one made from the medians of the calm times, judged by these. Noise: the step as a ratio, the worst of one calm "
         "measurement after another. Seconds: to measure all operators, loaded and calm.\n"
     )
     yield made_with(data)
@@ -268,7 +268,7 @@ def loaded_costs(data: dict[str, Any]) -> Iterator[str]:
                 f"{1e3 * row['step_s']:.1f}",
                 f"{median(row['loaded']):.2f}, {max(row['loaded'], key=lambda one: abs(one - 1)):.2f}",
                 f"{median(row['ops_loaded']):.1%}, {max(row['ops_loaded']):.1%}",
-                ", ".join(f"{points:+.2f}" for points in row["plan_loaded"]),
+                ", ".join(f"{points:+.2f}" for points in (*row["plan_loaded"], *row["plan_calm"])),
                 f"{max(row['calm'], key=lambda one: abs(one - 1)):.2f}",
                 f"{median(row['measuring_loaded']):.1f}, {median(row['measuring_calm']):.2f}",
             ]
