@@ -252,7 +252,8 @@ def loaded_costs(data: dict[str, Any]) -> Iterator[str]:
         "processes, and calm. Step is the predicted step as a ratio of the calm one measured just before, "
         "operators the median of how far their times are off from those, each the median and the worst of "
         "the rounds. Plans: by how many points of the step plans made from one loaded and from one calm "
-        "measurement are worse than one made from the medians of the calm times, judged by these. Noise: the step as a ratio, the worst of one calm "
+        "measurement are worse than one made from the medians of the calm times, judged by these. Noise: the "
+        "step as a ratio, the worst of one calm "
         "measurement after another. Seconds: to measure all operators, loaded and calm.\n"
     )
     yield made_with(data)
