@@ -272,6 +272,7 @@ def main() -> int:
                         [attrs.asdict(row) for row in rows],
                         packages=("torch", "transformers", "torchvision"),
                         load=options.load,
+                        rounds=options.rounds,
                     )
     finally:
         load.end()

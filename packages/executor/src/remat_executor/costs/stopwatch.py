@@ -3,9 +3,9 @@
 Where other processes keep the cores busy, a thread waits for one. The time that passes contains that wait,
 the thread's own clock does not; so the latter times kernels that run on one thread. Kernels on several
 threads also wait for each other, in part by spinning, which both clocks count. They are timed by the seconds
-that pass, and the difference of the clocks shows whether the time is spoiled: on two cores with two busy
-processes it found all but 30 of 232 operators whose time was more than 1.25 times that on an idle machine.
-Those 30 took up to twice as long.
+that pass, and the difference of the clocks shows whether the time is spoiled: on two cores with a load of
+five it found all but 33 of 232 operators whose time was more than 1.25 times the calm one. Those 33 took up
+to twice as long.
 """
 
 import time
@@ -22,7 +22,7 @@ Thunk = Callable[[], object]
 Request = Callable[[], Thunk]
 """Makes the arguments of an operator, and a function that runs it on them."""
 
-_WAITED = 0.2  # of the time; on an idle machine 1 operator in 20 waits longer, on two threads
+_WAITED = 0.2  # of the time; with little load 1 operator in 30 waits longer, on two threads
 _GROUP_S = 50e-6
 _ENOUGH_S = 20e-3
 _AGREE = 0.03  # the fastest quarter of the samples is within 3 %
