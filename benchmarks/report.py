@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -243,6 +244,40 @@ def startup(data: dict[str, Any]) -> Iterator[str]:
     )
 
 
+def loaded_costs(data: dict[str, Any]) -> Iterator[str]:
+    """Operator times measured on busy cores."""
+    yield "## Costs measured on busy cores\n"
+    yield (
+        "`hatch run bench-costs`: operator times on the CPU, measured with an empty cache alongside two busy "
+        "processes, and calm. Step is the predicted step as a ratio of the calm one measured just before, "
+        "operators the median of how far their times are off from those, each the median and the worst of "
+        "the rounds. Plans: by how many points of the step plans made from one loaded and from one calm "
+        "measurement are worse than one made from the medians of the calm times, judged by these. Noise: the "
+        "step as a ratio, the worst of one calm "
+        "measurement after another. Seconds: to measure all operators, loaded and calm.\n"
+    )
+    yield made_with(data)
+    header = ("model", "threads", "ops", "step ms", "step", "operators", "plans", "noise", "seconds")
+    median = statistics.median
+    yield from table(
+        header,
+        (
+            [
+                row["model"],
+                str(row["threads"]),
+                str(row["ops"]),
+                f"{1e3 * row['step_s']:.1f}",
+                f"{median(row['loaded']):.2f}, {max(row['loaded'], key=lambda one: abs(one - 1)):.2f}",
+                f"{median(row['ops_loaded']):.1%}, {max(row['ops_loaded']):.1%}",
+                ", ".join(f"{points:+.2f}" for points in (*row["plan_loaded"], *row["plan_calm"])),
+                f"{max(row['calm'], key=lambda one: abs(one - 1)):.2f}",
+                f"{median(row['measuring_loaded']):.1f}, {median(row['measuring_calm']):.2f}",
+            ]
+            for row in data["rows"]
+        ),
+    )
+
+
 def distributed(data: dict[str, Any]) -> Iterator[str]:
     """When DDP's buckets are ready."""
     yield "## Gradients under DDP\n"
@@ -390,6 +425,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
         {
             "runtime": runtime,
             "startup": startup,
+            "loaded_costs": loaded_costs,
             "distributed": distributed,
             "scratch": scratch,
             "platforms": predictions,

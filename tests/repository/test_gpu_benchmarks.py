@@ -20,7 +20,7 @@ from benchmarks.device_steps import current_device, too_small
 from benchmarks.first_contact import cuda_tests, runtimes
 from benchmarks.first_contact.rows import Row as FirstRow
 from benchmarks.first_contact.rows import Setting
-from remat_executor.costs.measure import MeasureError
+from remat_executor.costs.failures import MeasureError
 from remat_facade import InfeasibleBudget
 
 Patch = pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remat_executor import BadInput, PlannedModule, estimated_graph, step_graph
 from remat_executor.costs import measure as measuring
 from remat_executor.costs.cache import MeasuredCost
-from remat_executor.costs.measure import MeasureError
+from remat_executor.costs.failures import MeasureError
 from remat_executor.ways.chunked_loss import chunked_gradient, chunked_gradient_over, chunked_loss
 from remat_executor.ways.loss_head import loss_head
 from remat_facade import Hiremate, limit_memory

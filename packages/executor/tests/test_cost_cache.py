@@ -22,6 +22,7 @@ costs = st.builds(
     time_s=st.floats(min_value=0, max_value=3600),
     workspace_nbytes=st.integers(0, 2**30),
     output_nbytes=st.integers(0, 2**30),
+    doubtful=st.booleans(),
 )
 
 
@@ -62,6 +63,18 @@ def test_additions_of_others_stay(tmp_path: Path) -> None:
     one.add({"a": COST})
     two.add({"b": COST})
     assert CostCache(folder=tmp_path).get(["a", "b"]) == {"a": COST, "b": COST}
+
+
+def test_a_cost_is_no_longer_doubtful_once_it_is_measured_again(tmp_path: Path) -> None:
+    """Also for another cache that knew it as doubtful, and then saves something else."""
+    doubtful, other = attrs.evolve(COST, doubtful=True), attrs.evolve(COST, time_s=2e-3)
+    one, two = CostCache(folder=tmp_path), CostCache(folder=tmp_path)
+    one.add({"a": doubtful, "b": doubtful})
+    assert {"a": doubtful} == two.get(["a"])
+    one.add({"a": other})
+    two.add({"c": COST})
+    expected = {"a": other, "b": doubtful, "c": COST}
+    assert expected == two.get("abc") == CostCache(folder=tmp_path).get("abc")
 
 
 def test_a_file_keeps_the_newest_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +132,11 @@ def test_settings_of_libraries_have_costs_of_their_own(
     assert cache.get(["a"]) == {"a": COST}
 
 
-def sealed(costs: object) -> str:
+def sealed(costs: object, **more: object) -> str:
     """A file with a checksum that is right."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "costs.json"
-        write_sealed({"format": "remat-costs", "version": 2, "costs": costs}, path)
+        write_sealed({"format": "remat-costs", "version": 2, "costs": costs, **more}, path)
         return path.read_text()
 
 
@@ -153,6 +166,8 @@ def sealed(costs: object) -> str:
         sealed({"a": [1.0, 1, 4096 * 2**50]}),
         sealed({"a": [1e308, 1, 1]}),
         sealed({"a": [3601.0, 1, 1]}),
+        sealed({"a": [1.0, 1, 1]}, doubtful="a"),
+        sealed({"a": [1.0, 1, 1]}, doubtful=[1]),
     ],
     ids=lambda content: content[:60],
 )

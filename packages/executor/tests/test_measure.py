@@ -12,8 +12,10 @@ import torch
 
 import remat_executor.costs.measure as measuring
 from remat_executor.costs.cache import CostCache, MeasuredCost
-from remat_executor.costs.device_timer import DeviceTimer, Seconds
-from remat_executor.costs.measure import MeasureError, measure
+from remat_executor.costs.device_timer import Seconds
+from remat_executor.costs.failures import MeasureError
+from remat_executor.costs.measure import measure
+from remat_executor.costs.stopwatch import HostClocks, lower_quartile, seconds_of
 
 aten = torch.ops.aten
 Factory = Callable[[], Callable[[], object]]
@@ -98,22 +100,22 @@ def test_times_are_of_one_run() -> None:
         return lambda: run
 
     seconds = {"10 us": 1e-5, "1 ms": 1e-3, "30 ms": 3e-2}
-    costs = measure({key: taking(s) for key, s in seconds.items()}, clock=lambda: now_s)
+    clock = HostClocks(passed=lambda: now_s, worked=lambda: now_s)
+    costs = measure({key: taking(s) for key, s in seconds.items()}, clock=clock)
     assert {key: cost.time_s for key, cost in costs.items()} == pytest.approx(seconds)
     assert {0.0} == {cost.issue_s for cost in costs.values()}  # on the CPU an op runs when it is issued
 
 
-def test_times_of_issuing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accelerator's timer gives two times, and both are of one run; a cost has the lower quartiles."""
+def test_times_of_issuing() -> None:
+    """A timer gives two times, and both are of one run; an accelerator's cost has the lower quartiles."""
     given = iter(Seconds(1e-5, 1e-6 * us) for us in (5, 11, 10, 9, 8, 12))
 
     @attrs.define
     class Timer:
-        def seconds(self, run: Callable[[], object], runs: int) -> Seconds:
+        def seconds(self, run: Callable[[], object], runs: int = 1) -> Seconds:
             return next(given)
 
-    monkeypatch.setattr(DeviceTimer, "of", lambda *_: Timer())
-    found = measuring._time(lambda: None, torch.device("cuda"), lambda: 0.0)
+    found = seconds_of(lambda: None, Timer(), lower_quartile)
     assert found == pytest.approx(Seconds(1e-5, 9e-6))
 
 
@@ -129,7 +131,8 @@ def test_a_long_operator_is_not_run_often(key: str, runs: int) -> None:
         now_s += 0.12
         return torch.empty(100)
 
-    cost = measure({key: lambda: long}, clock=lambda: now_s)[key]
+    clock = HostClocks(passed=lambda: now_s, worked=lambda: now_s)
+    cost = measure({key: lambda: long}, clock=clock)[key]
     assert len(seen) == runs
     assert cost.time_s == pytest.approx(0.12)
     assert cost.output_nbytes == 400

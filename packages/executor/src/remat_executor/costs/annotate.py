@@ -13,7 +13,8 @@ from remat_executor.capture.captured import Captured
 from remat_executor.costs.arguments import Arguments
 from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.kernel_sources import source_hash
-from remat_executor.costs.measure import Request, measure
+from remat_executor.costs.measure import measure
+from remat_executor.costs.stopwatch import Request
 from remat_executor.costs.unmeasured import Rates
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from remat_executor.capture.recurrent import reads_opaque_bytes
 from remat_executor.capture.repeatable_batch_norms import arguments_read, batch_norm_call
-from remat_executor.costs.measure import Request, Thunk
+from remat_executor.costs.stopwatch import Request, Thunk
 from remat_executor.fx_nodes import (
     args_of,
     is_item,

@@ -4,7 +4,8 @@ There is one JSON file for each device, torch version, thread count and set of k
 those of libraries in the environment: a convolution needs another workspace with two CPU threads than with
 one. The cache is a convenience, so no file problem stops the work: an unreadable file is ignored, a read-
 only folder is left alone, each with one warning. A checksum protects the file, since nobody could see that
-a workspace of 0 bytes is wrong.
+a workspace of 0 bytes is wrong. Times that were measured while other processes kept the cores busy are listed
+as doubtful, so that a later process measures them again.
 
 A save reads the file again, adds to it, and replaces it by renaming, so a reader never sees half a file. If
 two processes save at the same moment, one may lose its additions; it measures them again next time. A file
@@ -53,16 +54,18 @@ class MeasuredCost:
     """The measured cost of one run of an operator in its steady state.
 
     Attributes:
-        time_s: seconds, the lower quartile of several runs.
+        time_s: seconds: the least of several runs on the CPU, else their lower quartile.
         workspace_nbytes: bytes held during the run beyond its inputs and outputs.
         output_nbytes: bytes of its outputs that are not inputs: 0 for a view.
         issue_s: seconds in which the host issues it; 0 on the CPU.
+        doubtful: whether other processes kept the cores busy, so that the time is an estimate.
     """
 
     time_s: float = attrs.field(validator=attrs.validators.ge(0.0))
     workspace_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
     output_nbytes: int = attrs.field(validator=attrs.validators.ge(0))
     issue_s: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
+    doubtful: bool = False
 
 
 class CostCache:
@@ -78,7 +81,7 @@ class CostCache:
     ) -> None:
         self._device = torch.device(device)
         self._folder = default_folder() if folder is None else Path(folder)
-        self._costs: dict[Path, dict[str, Numbers]] = {}
+        self._known: dict[Path, _Known] = {}
         self._may_write = True
         self._may_warn = True  # about a bad file
 
@@ -90,25 +93,31 @@ class CostCache:
     def get(self, keys: Iterable[str]) -> dict[str, MeasuredCost]:
         """The known costs among these keys. A file is read once."""
         path = self.path
-        if path not in self._costs:
-            self._costs[path] = self._read(path)
-        known = self._costs[path]
-        return {key: _cost(known[key]) for key in keys if key in known}
+        if path not in self._known:
+            self._known[path] = self._read(path)
+        known = self._known[path]
+        return {key: known.cost(key) for key in keys if key in known.numbers}
 
     def add(self, costs: Mapping[str, MeasuredCost]) -> None:
         """Keep costs in memory and on disk; they replace earlier ones of the same keys."""
         if not costs:
             return
         path, believable = self.path, self._judge()
-        added = {key: self._numbers(cost) for key, cost in costs.items()}
-        known = {**self._costs.get(path, {}), **self._read(path)}
-        self._costs[path] = known | added
+        added = _Known(
+            numbers={key: self._numbers(cost) for key, cost in costs.items()},
+            doubtful={key for key, cost in costs.items() if cost.doubtful},
+        )
+        known = self._known.get(path, _Known()).with_newer(self._read(path)).with_newer(added)
+        self._known[path] = known
         if self._may_write:
-            kept = {key: numbers for key, numbers in self._costs[path].items() if believable(numbers)}
+            kept = {key: numbers for key, numbers in known.numbers.items() if believable(numbers)}
             newest = dict(islice(kept.items(), max(0, len(kept) - _MOST_COSTS), None))
+            data = {"format": _FORMAT, "version": _version(self._device), "costs": newest}
+            if doubtful := sorted(known.doubtful & newest.keys()):
+                data["doubtful"] = doubtful
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_sealed({"format": _FORMAT, "version": _version(self._device), "costs": newest}, path)
+                write_sealed(data, path)
             except OSError as error:
                 self._may_write = False
                 warn(
@@ -116,21 +125,23 @@ class CostCache:
                     "set REMAT_CACHE_DIR to a writable folder"
                 )
 
-    def _read(self, path: Path) -> dict[str, Numbers]:
+    def _read(self, path: Path) -> "_Known":
         if not os.path.exists(path):
-            return {}
+            return _Known()
         try:
-            costs = read_sealed(path, _FORMAT, _version(self._device)).get("costs")
-            believable = self._judge()
+            file = read_sealed(path, _FORMAT, _version(self._device))
+            costs, believable = file.get("costs"), self._judge()
             for key, numbers in costs.mapping().items():
                 if not believable(numbers):
                     costs.get(key).fail(f"no operator costs {shown(numbers)} on this device")
-            return dict(costs.mapping())
+            listed = file.find("doubtful")
+            doubtful = {key.text() for key in listed.items()} if listed else set()
+            return _Known(numbers=dict(costs.mapping()), doubtful=doubtful)
         except BadFile as error:
             if self._may_warn:
                 self._may_warn = False
                 warn(f"{error}; it is ignored and costs are measured again")
-            return {}
+            return _Known()
 
     def _numbers(self, cost: MeasuredCost) -> Numbers:
         """A cost as the numbers of a file."""
@@ -152,15 +163,28 @@ class CostCache:
         return believable
 
 
-def _cost(numbers: Numbers) -> MeasuredCost:
-    """A cost from its numbers."""
-    time_s, workspace_nbytes, output_nbytes, *issue_s = numbers
-    return MeasuredCost(
-        time_s=time_s,
-        workspace_nbytes=int(workspace_nbytes),
-        output_nbytes=int(output_nbytes),
-        issue_s=sum(issue_s),
-    )
+@attrs.frozen(kw_only=True)
+class _Known:
+    """The costs of a file, as numbers, and the keys of those that are doubtful."""
+
+    numbers: dict[str, Numbers] = attrs.field(factory=dict)
+    doubtful: set[str] = attrs.field(factory=set)
+
+    def cost(self, key: str) -> MeasuredCost:
+        """The cost of a key."""
+        time_s, workspace_nbytes, output_nbytes, *issue_s = self.numbers[key]
+        return MeasuredCost(
+            time_s=time_s,
+            workspace_nbytes=int(workspace_nbytes),
+            output_nbytes=int(output_nbytes),
+            issue_s=sum(issue_s),
+            doubtful=key in self.doubtful,
+        )
+
+    def with_newer(self, newer: "_Known") -> "_Known":
+        """These costs and others, which replace them."""
+        older = self.doubtful - newer.numbers.keys()
+        return _Known(numbers={**self.numbers, **newer.numbers}, doubtful=older | newer.doubtful)
 
 
 def default_folder() -> Path:

@@ -5,9 +5,10 @@ waits for each kernel. On an H100 the host issues an operator in 8 to 13 us, sev
 kernel runs. So the device gets other work first, and if that ended before all of the measured work was
 issued, the measurement is repeated behind twice as much of it.
 
-The time in which the host issues the work is read by the host's clock. It is a number of its own: the host
-issues while the device computes, so a step takes the longer of both. Work that no delay outlasts, because the
-host waits for the device in it, is measured without one: the host's time would contain the delay.
+The time in which the host issues the work is read by a clock of the host: by that of the issuing thread, if
+waits for a core must not count. It is a number of its own: the host issues while the device computes, so a
+step takes the longer of both. Work that no delay outlasts, because the host waits for the device in it, is
+measured without one: the host's time would contain the delay.
 
 The other work writes a block that is larger than most caches. So a run finds its inputs in memory, and the
 further runs of a group find them in the cache. That is right in part either way: in a training step the

@@ -3,11 +3,15 @@
 Each key is measured once, with inputs of that key alone, which are freed before the next key's are made. So
 the operators of a model larger than the device can be measured. A first run initializes what is initialized
 once (oneDNN's primitives, cuBLAS' workspace, compiled code); later runs are timed. Short operators run in
-groups of about 50 us, until the times agree or 20 ms are spent; long ones run three times. The time is the
-lower quartile of the groups, because other load only adds time: on two cores at a load of four, eight
-measurements of one operator differed by up to 13 times with the median, and by up to 3 with the lower
-quartile. An accelerator times the runs by its own clock (``DeviceTimer``). The time in which the host issues
-them is kept apart: a step of many small operators may be bound by it.
+groups of about 50 us, until the times agree or 20 ms are spent; long ones run three times.
+
+On the CPU the time is the least of the groups, because other load only adds time (``stopwatch``). If the
+thread waited for a core meanwhile, the key is measured again after the others (``busy``). Times that are
+still doubtful are marked in the cache. They are measured again when they are next asked for, until one of
+them waits again.
+
+An accelerator times the runs by its own clock (``DeviceTimer``); the lower quartile counts. The time for
+which the host works to issue them is kept apart: a step of many small operators may be bound by it.
 
 A few long operators would dominate the time to plan, so runs are added only up to 0.1 s. Where torch's own
 operator takes 0.1 s on CPU, its first run is the only one: initialization takes milliseconds.
@@ -19,51 +23,30 @@ there the bytes of torch's own operators are those of the first run, elsewhere o
 
 import time
 from collections.abc import Callable, Container, Mapping
-from functools import partial
-from typing import ClassVar
 
 import attrs
 import torch
 
+from remat_executor.costs.busy import measured_again
 from remat_executor.costs.cache import CostCache, MeasuredCost
-from remat_executor.costs.device_timer import DeviceTimer, Seconds
+from remat_executor.costs.device_timer import DeviceTimer
+from remat_executor.costs.failures import MeasureError, failures_named
+from remat_executor.costs.stopwatch import (
+    HostClocks,
+    Request,
+    Stopwatch,
+    Thunk,
+    lower_quartile,
+    seconds_of,
+    stopwatch,
+)
 from remat_executor.current_device import as_current
 from remat_executor.generator_state import preserved_generators
-from remat_executor.memory.allocator import ProfilerBusy, allocator_peak
-from remat_executor.torch_private.tensors import is_out_of_memory
-from remat_graph.errors import ProblemError, text_of
+from remat_executor.memory.allocator import allocator_peak
 
-Thunk = Callable[[], object]
-"""Runs an operator once."""
-Request = Callable[[], Thunk]
-"""Makes the arguments of an operator, and a function that runs it on them."""
-
-_GROUP_S = 50e-6
-_ENOUGH_S = 20e-3
-_AGREE = 0.03  # the fastest quarter of the samples is within 3 %
-_FEW, _MANY = 3, 40  # samples
-_MOST_S = 0.1  # for all samples, unless there is only one
 _LONG_S = 0.1
 _SAVE_EVERY_S = 5.0
-_REPORT = "if the model alone takes these inputs, plan the parts around this operator and report it"
-_MORE_MEMORY = (
-    "this operator alone, with its inputs and outputs, must fit in what is free: free memory, also that of "
-    "other processes, or take a smaller batch"
-)
-
-
-@attrs.frozen(kw_only=True, str=False)
-class MeasureError(ProblemError):
-    """An operator could not be measured.
-
-    Attributes:
-        key: the operator with its arguments.
-        out_of_memory: whether it did not fit in what was free.
-    """
-
-    prefix: ClassVar[str] = "cannot measure {0.key}: "
-    key: str
-    out_of_memory: bool = False
+_BUSY = 0.25  # of the operators waited
 
 
 def measure(
@@ -71,10 +54,10 @@ def measure(
     device: torch.device | str = "cpu",
     cache: CostCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: HostClocks | None = None,
     replaceable: Container[str] = (),
 ) -> dict[str, MeasuredCost]:
-    """Measure operators whose costs the cache does not know.
+    """Measure operators whose costs the cache does not know, or knows as doubtful.
 
     Args:
         requests: for each key a factory. It makes input tensors on the device and returns a thunk that runs
@@ -82,7 +65,7 @@ def measure(
         device: where the operators run.
         cache: known costs; new ones are added to it, also if the work is interrupted.
         on_progress: called with the number of keys done and their total, first with the number of known ones.
-        clock: seconds now, of the host; it times operators on the CPU, and their issuing elsewhere.
+        clock: of the host; it times operators on the CPU, and their issuing elsewhere. None: the system's.
         replaceable: keys that are left out if they do not fit in what is free.
 
     Returns:
@@ -91,12 +74,13 @@ def measure(
     Raises:
         MeasureError: a factory or a thunk failed; the message names the key.
         ProfilerBusy: on CPU, a profiler is running.
+
+    Warns:
+        RematWarning: other processes kept the cores busy, and times are doubtful.
     """
-    device = torch.device(device)
+    device, clock = torch.device(device), clock or HostClocks()
     known = cache.get(requests) if cache is not None else {}
-    fresh: dict[str, MeasuredCost] = {}
-    saved = 0
-    saved_at = time.monotonic()
+    found = _Found(cache=cache, costs=dict(known))
     report = on_progress or (lambda done, total: None)
     report(len(known), len(requests))
     try:
@@ -110,95 +94,96 @@ def measure(
                 if key in known:
                     continue
                 try:
-                    fresh[key] = _measure_one(key, factory, device, clock)
+                    found.add({key: _measure_one(key, factory, device, clock)})
                 except MeasureError as error:
                     if key not in replaceable or not error.out_of_memory:
                         raise
-                report(len(known) + len(fresh), len(requests))
-                if cache is not None and time.monotonic() - saved_at > _SAVE_EVERY_S:
-                    cache.add(dict(list(fresh.items())[saved:]))
-                    saved, saved_at = len(fresh), time.monotonic()
+                report(len(found.costs), len(requests))
+            fresh = {key: cost for key, cost in found.costs.items() if key not in known}
+            waited = {key: cost for key, cost in fresh.items() if cost.doubtful}
+            busy = len(waited) > _BUSY * len(fresh)
+            found.add(measured_again(waited, requests, clock, busy))
+            if not busy:
+                doubtful = [key for key, cost in known.items() if cost.doubtful]
+                found.add(_until_one_waits({key: requests[key] for key in doubtful}, device, clock))
     finally:
-        if cache is not None:
-            cache.add(dict(list(fresh.items())[saved:]))
+        found.save()
         if device.type != "cpu":
             torch.accelerator.empty_cache()  # the tensors are freed, but not the blocks cached for them
-    found = {**known, **fresh}
-    return {key: found[key] for key in requests if key in found}
+    return {key: found.costs[key] for key in requests if key in found.costs}
 
 
-def _measure_one(
-    key: str, factory: Request, device: torch.device, clock: Callable[[], float]
-) -> MeasuredCost:
-    try:
-        thunk = factory()
-        time_s, peak_nbytes, end_nbytes = _observed(thunk, device, clock)
+@attrs.define(kw_only=True, eq=False)
+class _Found:
+    """Costs, and those among them that are not saved yet."""
+
+    cache: CostCache | None
+    costs: dict[str, MeasuredCost]
+    unsaved: dict[str, MeasuredCost] = attrs.field(factory=dict)
+    saved_at: float = attrs.field(factory=time.monotonic)
+
+    def add(self, costs: Mapping[str, MeasuredCost]) -> None:
+        self.costs.update(costs)
+        self.unsaved.update(costs)
+        if time.monotonic() - self.saved_at > _SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        if self.cache is not None:
+            self.cache.add(self.unsaved)
+        self.unsaved, self.saved_at = {}, time.monotonic()
+
+
+def _until_one_waits(
+    requests: Mapping[str, Request], device: torch.device, clock: HostClocks
+) -> dict[str, MeasuredCost]:
+    """New costs of operators, up to the first that waits for a core or does not fit."""
+    found: dict[str, MeasuredCost] = {}
+    for key, factory in requests.items():
+        try:
+            cost = _measure_one(key, factory, device, clock)
+        except MeasureError as error:
+            if not error.out_of_memory:
+                raise
+            break
+        if cost.doubtful:
+            break
+        found[key] = cost
+    return found
+
+
+def _measure_one(key: str, factory: Request, device: torch.device, clock: HostClocks) -> MeasuredCost:
+    """The cost of an operator; it is doubtful if the thread waited for a core."""
+    with failures_named(key):
+        thunk, watch = factory(), stopwatch(key, clock)
+        time_s, peak_nbytes, end_nbytes = _observed(thunk, device, watch)
         issue_s = 0.0
         # Other operators may compile at their first run.
         sets_up_little = device.type == "cpu" and key.removeprefix("again: ").startswith("aten.")
-        if time_s < _LONG_S or not sets_up_little:
-            time_s, issue_s = _time(thunk, device, clock)
+        if device.type != "cpu":
+            time_s, issue_s = seconds_of(thunk, DeviceTimer.of(device, clock.worked), lower_quartile)
+        elif time_s < _LONG_S or not sets_up_little:
+            watch = stopwatch(key, clock)  # which has not seen the first run: it may have read files
+            time_s, _ = seconds_of(thunk, watch)
         if not sets_up_little:
-            _, peak_nbytes, end_nbytes = _observed(thunk, device, clock)
-    except ProfilerBusy:
-        raise
-    except Exception as error:  # whatever the operator raises, the message names its key
-        problem = text_of(error).strip().partition("\n")[0]
-        full = is_out_of_memory(error)
-        raise MeasureError(
-            key=key,
-            problem=f"{type(error).__name__}: {problem}",
-            advice=_MORE_MEMORY if full else _REPORT,
-            out_of_memory=full,
-        ) from error
+            _, peak_nbytes, end_nbytes = _observed(thunk, device, stopwatch(key, clock))
     return MeasuredCost(
         time_s=time_s,
         workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),
         output_nbytes=max(0, end_nbytes),
         issue_s=issue_s,
+        doubtful=device.type == "cpu" and watch.spoiled,
     )
 
 
-def _observed(thunk: Thunk, device: torch.device, clock: Callable[[], float]) -> tuple[float, int, int]:
+def _observed(thunk: Thunk, device: torch.device, watch: Stopwatch) -> tuple[float, int, int]:
     """Seconds of one run, and the allocator's bytes at its peak and at its end; its results are freed."""
+    results: list[object] = []
     seconds: list[float] = []
 
     def run() -> object:
-        began_s = clock()
-        result = thunk()
-        seconds.append(clock() - began_s)
-        return result
+        seconds.append(watch.seconds(lambda: results.append(thunk())).run_s)
+        return results.pop()
 
     record = allocator_peak(run, device)
     return seconds[0], record.peak_nbytes, record.end_nbytes
-
-
-def _time(thunk: Thunk, device: torch.device, clock: Callable[[], float]) -> Seconds:
-    """Seconds of a run, after a first one that is not counted."""
-    seconds = partial(_wall_seconds, clock) if device.type == "cpu" else DeviceTimer.of(device, clock).seconds
-    once = seconds(thunk, 1)
-    group = max(1, int(_GROUP_S / max(once.run_s, 1e-7)))
-    samples, issued = ([once.run_s], [once.issue_s]) if group == 1 else ([], [])
-    spent = once.run_s
-    while len(samples) < _MANY and not (len(samples) >= _FEW and spent + group * samples[-1] > _ENOUGH_S):
-        if samples and spent + group * samples[-1] > _MOST_S:
-            break
-        run_s, issue_s = seconds(thunk, group)
-        samples.append(run_s)
-        issued.append(issue_s)
-        spent += group * samples[-1]
-        if len(samples) >= _FEW + 2 and _lower_quartile(samples) <= (1 + _AGREE) * min(samples):
-            break
-    return Seconds(_lower_quartile(samples), _lower_quartile(issued))
-
-
-def _lower_quartile(samples: list[float]) -> float:
-    return sorted(samples)[len(samples) // 4]
-
-
-def _wall_seconds(clock: Callable[[], float], thunk: Thunk, runs: int) -> Seconds:
-    """The mean seconds of several runs on the CPU, which issues nothing."""
-    began_s = clock()
-    for _ in range(runs):
-        thunk()
-    return Seconds((clock() - began_s) / runs, 0.0)

@@ -18,7 +18,7 @@ from remat_executor.capture.joint_graph import capture, raise_as_original
 from remat_executor.capture.number_inputs import numbers_refused
 from remat_executor.capture.traced_step import IsStandard, always_standard
 from remat_executor.costs.annotate import issued_at_once
-from remat_executor.costs.measure import MeasureError
+from remat_executor.costs.failures import MeasureError
 from remat_executor.errors import CaptureError, WrongPrediction, note_on
 from remat_executor.inspection.fake_module import with_fake_tensors
 from remat_executor.inspection.read_recorder import ReadRecorder
