@@ -45,7 +45,7 @@ CUTS = 12  # prices for the cut between forward and backward
 # Gaps as ratios of base time: above the first the coarse program may get a second effort.
 WIDE, NARROW = 0.01, 0.003
 # Work of the coarse program per op of the graph, as checks times variables of about 10 us: at first, for a
-# second effort, and in all. A round that has raised the bound by a hundredth of base time gets `PER_GAIN` per op.
+# second effort, and in all. After a round that has raised the bound by a hundredth of base time: `PER_GAIN`.
 COARSE_WORK, MORE_COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 125, 500, 400
 LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
