@@ -22,7 +22,7 @@ from remat_executor.costs.failures import failures_named
 from remat_executor.costs.stopwatch import (
     HostClocks,
     Request,
-    Stopwatch,
+    HostStopwatch,
     runs_on_this_thread,
     seconds_of,
     stopwatch,
@@ -67,7 +67,7 @@ def measured_again(
                 continue
             with _one_thread():
                 thunk()
-                alone_s = seconds_of(thunk, Stopwatch(clock=clock, one_thread=True)).run_s
+                alone_s = seconds_of(thunk, HostStopwatch(clock=clock, one_thread=True)).run_s
         if max(cost.time_s, again_s) <= _AGREE * time_s and time_s < alone_s + _SLICE_S:
             shares.append((alone_s, time_s / max(alone_s, 1e-9)))
         else:

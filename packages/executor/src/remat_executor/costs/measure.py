@@ -34,7 +34,7 @@ from remat_executor.costs.failures import MeasureError, failures_named
 from remat_executor.costs.stopwatch import (
     HostClocks,
     Request,
-    Stopwatch,
+    HostStopwatch,
     Thunk,
     lower_quartile,
     seconds_of,
@@ -176,7 +176,7 @@ def _measure_one(key: str, factory: Request, device: torch.device, clock: HostCl
     )
 
 
-def _observed(thunk: Thunk, device: torch.device, watch: Stopwatch) -> tuple[float, int, int]:
+def _observed(thunk: Thunk, device: torch.device, watch: HostStopwatch) -> tuple[float, int, int]:
     """Seconds of one run, and the allocator's bytes at its peak and at its end; its results are freed."""
     results: list[object] = []
     seconds: list[float] = []

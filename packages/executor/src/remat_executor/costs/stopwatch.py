@@ -54,7 +54,7 @@ class Timer(Protocol):
 
 
 @attrs.define(kw_only=True, eq=False)
-class Stopwatch:
+class HostStopwatch:
     """Times work on the CPU, which issues nothing.
 
     Attributes:
@@ -91,9 +91,9 @@ def runs_on_this_thread(key: str) -> bool:
     return name.startswith("aten.") or "." not in name
 
 
-def stopwatch(key: str, clock: HostClocks) -> Stopwatch:
+def stopwatch(key: str, clock: HostClocks) -> HostStopwatch:
     """A stopwatch for an operator under the present number of threads."""
-    return Stopwatch(clock=clock, one_thread=torch.get_num_threads() == 1 and runs_on_this_thread(key))
+    return HostStopwatch(clock=clock, one_thread=torch.get_num_threads() == 1 and runs_on_this_thread(key))
 
 
 def seconds_of(thunk: Thunk, timer: Timer, typical: Callable[[list[float]], float] = min) -> Seconds:

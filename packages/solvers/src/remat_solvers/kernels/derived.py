@@ -1,4 +1,4 @@
-"""Compiled: derive the state of a sequence, anew or from that before a change.
+"""Compiled: derive the state of a sequence, from the sequence alone or from the state before a change.
 
 `apply` carries out the change that `evaluate_change` has evaluated. Only the values that the change touches
 get other lifetimes, so it moves the records behind the first change, merges the events, and sums the memory

@@ -202,7 +202,7 @@ def added_seconds(S):  # type: ignore[no-untyped-def]
 
 @inner
 def list_events(S):  # type: ignore[no-untyped-def]
-    """List the values that the change affects, and the events of inserted runs; False if there is no room."""
+    """List the values that the change affects, and the events of inserted runs; False if there is no space."""
     meta = S.meta
     for d in range(meta.deleted):
         run = S.var[S.pos[S.extra[d].deleted].variant]
@@ -220,8 +220,8 @@ def list_events(S):  # type: ignore[no-untyped-def]
             add_extra(S, S.idx[k], new.in_key, 1)
         if meta.extra + 64 > S.extra.shape[0]:
             return False
-    room = S.events.shape[0] // 2 - meta.events
-    return meta.count + meta.inserted + 8 <= S.pos.shape[0] and meta.extra + 2 <= room
+    free = S.events.shape[0] // 2 - meta.events
+    return meta.count + meta.inserted + 8 <= S.pos.shape[0] and meta.extra + 2 <= free
 
 
 @inner
