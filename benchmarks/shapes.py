@@ -41,7 +41,8 @@ from benchmarks import record
 from remat_executor import MemoryMeter, estimated_graph
 from remat_executor.module.pipeline import PipelineStages
 from remat_facade import Hiremate
-from remat_facade.planning.planner import StepPlanner, carried
+from remat_facade.planning.known_plans import carried
+from remat_facade.planning.planner import StepPlanner
 from remat_graph import Roofline, format_nbytes, resolve_budget
 from remat_graph.contexts import context
 from tests.helpers.acceptance import same_bits

@@ -154,7 +154,7 @@ class OffmatePlanner(StepPlanner):
         )
         return self._where_most_is_held(placed, plan)
 
-    def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
+    def finished(self, graph: Graph, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan with notes that explain its decisions."""
         return attrs.evolve(plan, notes=tuple(str(plan.solver_stats.get(EXPLANATION, "")).splitlines()))
 
