@@ -1,7 +1,7 @@
 """Inputs whose length changes at every step: what planning costs, and whether plans keep numbers and budget.
 
     python benchmarks/shapes.py [MODEL ...] [--draws 40] [--budgets bytes,45%] [--dropout 0,0.1] [--seed 0]
-        [--samples 4 | --whole] [--json FILE]
+        [--samples 4 | --whole] [--modelled] [--json FILE]
 
 A decoder and an encoder of transformers, of four layers, with their losses, train beside a copy that is not
 planned. Each step draws a length from 64 to 1,024. Its loss and gradients are compared with the copy's bit by
@@ -15,6 +15,9 @@ budget holds everything; such a one counts like any other.
 "Today" is what a plan for each distinct length costs by itself: a module is built for `--samples` of the
 lengths (the shortest, the longest and others between), with empty folders for costs and plans that these
 share, and the seconds of the lengths between are interpolated. With `--whole` each length is built.
+
+With `--modelled` the times of operators are those of a roofline, so plans and searches do not depend on other
+load; measuring then shares nothing between lengths.
 
 The exit status is not zero if numbers differ, if a peak is above its budget, if more than three searches
 run for one model, budget and dropout, or if planning takes more than 5 % of today's seconds of planning.
@@ -38,12 +41,13 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record
+from benchmarks.planning_models import CPU
 from remat_executor import MemoryMeter, estimated_graph
 from remat_executor.module.pipeline import PipelineStages
 from remat_facade import Hiremate
 from remat_facade.planning.known_plans import carried
 from remat_facade.planning.planner import StepPlanner
-from remat_graph import Roofline, format_nbytes, resolve_budget
+from remat_graph import Platform, Roofline, format_nbytes, resolve_budget
 from remat_graph.contexts import context
 from tests.helpers.acceptance import same_bits
 from tests.helpers.models import import_transformers
@@ -245,7 +249,14 @@ def stepped(module: nn.Module) -> None:
                 parameter.sub_(parameter.grad, alpha=1e-3)
 
 
-def run(model: str, dropout: float, budget: str, lengths: list[int], samples: int | None) -> Run:
+def run(
+    model: str,
+    dropout: float,
+    budget: str,
+    lengths: list[int],
+    samples: int | None,
+    platform: Platform | None,
+) -> Run:
     """Train one model at all lengths, then plan some of the lengths by themselves."""
     torch.manual_seed(0)
     original = MODELS[model](dropout).train()
@@ -263,6 +274,7 @@ def run(model: str, dropout: float, budget: str, lengths: list[int], samples: in
                 sample_kwargs=batch(lengths[0], 0),
                 cache_dir=folder,
                 max_plans=len(lengths),
+                platform=platform,
                 outputs="dropped",
             )
         first = seconds_of(spent, time.process_time() - began_s)
@@ -279,7 +291,7 @@ def run(model: str, dropout: float, budget: str, lengths: list[int], samples: in
         dropout=dropout,
         budget=budget,
         steps=tuple(steps),
-        alone=planned_alone(original, limit, names),
+        alone=planned_alone(original, limit, names, platform),
     )
 
 
@@ -323,7 +335,9 @@ def compared(
     )
 
 
-def planned_alone(original: nn.Module, limit: int | str, lengths: list[int]) -> dict[int, Seconds]:
+def planned_alone(
+    original: nn.Module, limit: int | str, lengths: list[int], platform: Platform | None
+) -> dict[int, Seconds]:
     """Seconds of planning lengths as modules of their own."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -332,7 +346,13 @@ def planned_alone(original: nn.Module, limit: int | str, lengths: list[int]) -> 
             began_s = time.process_time()
             with clocked() as spent:
                 Hiremate(
-                    model, (), limit, sample_kwargs=batch(length, 0), cache_dir=folder, outputs="dropped"
+                    model,
+                    (),
+                    limit,
+                    sample_kwargs=batch(length, 0),
+                    cache_dir=folder,
+                    outputs="dropped",
+                    platform=platform,
                 )
             found[length] = seconds_of(spent, time.process_time() - began_s)
     return found
@@ -401,6 +421,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the lengths")
     parser.add_argument("--samples", type=int, default=4, help="lengths that are planned by themselves")
     parser.add_argument("--whole", action="store_true", help="plan every length by itself")
+    parser.add_argument("--modelled", action="store_true", help="take the times of a roofline")
     parser.add_argument("--json", type=Path, help="write the rows here")
     options = parser.parse_args()
     if not set(MODELS).issuperset(options.models):
@@ -418,12 +439,12 @@ def main() -> int:
         for dropout in map(float, options.dropout.split(",")):
             for budget in options.budgets.split(","):
                 print(f"{model}, dropout {dropout:g}, budget {budget}\n{HEADER}", flush=True)
-                row = run(model, dropout, budget, lengths, samples)
+                row = run(model, dropout, budget, lengths, samples, CPU if options.modelled else None)
                 print(summary(row), flush=True)
                 rows.append(row)
                 wrong += row.wrong()
     if options.json:
-        facts = {"threads": 1, "lengths": lengths}
+        facts = {"threads": 1, "lengths": lengths, "modelled": options.modelled}
         packages = ("torch", "transformers")
         record.write(options.json, [as_json(row) for row in rows], packages=packages, **facts)
     print("\n".join(wrong) or "nothing wrong")

@@ -74,8 +74,8 @@ def _repair(search: JointSearch, schedule: Schedule, deadline: Deadline) -> None
         arrays = search.arrays(one.made)
         order = evict(arrays, budget_nbytes, deadline, one.order)
         if evaluate(arrays, order).peak_nbytes > budget_nbytes:
-            walk = AnnealingWalk(arrays, order, budget_nbytes, 0, FIRST_PRICE)
-            reached = walk.reach(2 * _moves(search), 1.0, 0.1, deadline)
+            annealing = AnnealingWalk(arrays, order, budget_nbytes, 0, FIRST_PRICE)
+            reached = annealing.reach(2 * _moves(search), 1.0, 0.1, deadline)
             order = order if reached is None else reached
         search.add(one.made, order, deadline)
         search.quick(one.made.on, deadline)
