@@ -12,9 +12,10 @@ Per length: processor seconds, so that other load does not count, of capture wit
 planning, lowering and the remainder of the call, and whether a search ran. A search ends at once where the
 budget holds everything; such a one counts like any other.
 
-"Today" is what a plan for each distinct length costs by itself: a module is built for `--samples` of the
-lengths (the shortest, the longest and others between), with empty folders for costs and plans that these
-share, and the seconds of the lengths between are interpolated. With `--whole` each length is built.
+"Today" is what a plan for each distinct length costs by itself, within the same bytes: a module is built for
+`--samples` of the lengths (the shortest, the longest and others between), with empty folders for costs and
+plans that these share, and the seconds of the lengths between are interpolated. With `--whole` each length is
+built.
 
 With `--modelled` the times of operators are those of a roofline, so plans and searches do not depend on other
 load; measuring then shares nothing between lengths.
@@ -291,7 +292,7 @@ def run(
         dropout=dropout,
         budget=budget,
         steps=tuple(steps),
-        alone=planned_alone(original, limit, names, platform),
+        alone=planned_alone(original, {step.length: step.budget_nbytes for step in steps}, names, platform),
     )
 
 
@@ -336,9 +337,9 @@ def compared(
 
 
 def planned_alone(
-    original: nn.Module, limit: int | str, lengths: list[int], platform: Platform | None
+    original: nn.Module, budgets: dict[int, int], lengths: list[int], platform: Platform | None
 ) -> dict[int, Seconds]:
-    """Seconds of planning lengths as modules of their own."""
+    """Seconds of planning lengths as modules of their own, each with the budget that the run gave it."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for length in lengths:
@@ -348,7 +349,7 @@ def planned_alone(
                 Hiremate(
                     model,
                     (),
-                    limit,
+                    budgets[length],
                     sample_kwargs=batch(length, 0),
                     cache_dir=folder,
                     outputs="dropped",
