@@ -1,8 +1,6 @@
 """Annotate the ops of a graph with costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
@@ -16,7 +14,6 @@ from remat_executor.costs.arguments import Arguments
 from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.kernel_sources import source_hash
 from remat_executor.costs.measure import Request, measure
-from remat_executor.costs.scaled import Place, ScaledTimes
 from remat_executor.costs.unmeasured import Rates
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
@@ -28,24 +25,11 @@ from remat_executor.translation.keys import anywhere, kernel_key
 from remat_executor.translation.recipes import CallOperator, Draw, Recipe, RunKernel, TrainBatchNorm
 from remat_executor.translation.translation import Translation
 from remat_executor.ways.substitution import Change
-from remat_graph import Graph, Implementation, Measured, Op, OpCost, Platform, structure
+from remat_graph import Graph, Implementation, Measured, Op, OpCost, Platform
 from remat_graph.platforms.base import issue_s_of, time_s_of
 from remat_graph.platforms.measured import Measurement
 
 aten = torch.ops.aten
-
-
-def measured_costs(
-    device: torch.device, folder: str | Path | None, platform: Platform | None
-) -> Callable[..., Graph]:
-    """`with_costs` for one module, whose sizes share their times.
-
-    Args:
-        device: where the module runs.
-        folder: of the measured costs; None for the default one.
-        platform: gives the times instead of the clock.
-    """
-    return partial(with_costs, cache=CostCache(device, folder), platform=platform, scaled=ScaledTimes())
 
 
 def with_costs(
@@ -55,7 +39,6 @@ def with_costs(
     *,
     cache: CostCache | None,
     platform: Platform | None = None,
-    scaled: ScaledTimes | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """The graph with measured workspaces and times, or those of a platform.
@@ -70,15 +53,14 @@ def with_costs(
         tensors: the caller's tensors; read, never written.
         cache: costs of earlier measurements.
         platform: gives the times instead of the clock, and the workspaces of operators measured there.
-        scaled: the sizes measured before, from which times are scaled; None to measure them all.
         on_progress: called with (keys done, keys in all).
     """
     given = dict(zip(captured.externals, tensors.flat, strict=True))
     arguments = Arguments(captured.graph_module, given, translation)
     graph = translation.graph
     requests: dict[str, Request] = {}
-    keys: dict[Place, str] = {}
-    known: dict[Place, Measurement] = {}
+    keys: dict[_Place, str] = {}
+    known: dict[_Place, Measurement] = {}
     for i, k in _running(translation):
         if isinstance(platform, Measured):
             there = platform.measurements.get(op_cost(translation, graph, i, k).key)
@@ -90,10 +72,7 @@ def with_costs(
         if key not in requests:
             requests[key] = arguments.request(recipe, repeat=k > 0)
     replaceable = {key for (i, _), key in keys.items() if graph.ops[i].alternatives}
-    if scaled is None or platform is not None:
-        costs = measure(requests, translation.device, cache, on_progress, replaceable=replaceable)
-    else:
-        costs = _scaled(translation, requests, keys, cache, scaled, on_progress, replaceable)
+    costs = measure(requests, translation.device, cache, on_progress, replaceable=replaceable)
 
     graph = _with_real_sizes(translation, requests, {key: cost.output_nbytes for key, cost in costs.items()})
     found = {place: _Cost(m.time_s, m.issue_s, m.workspace_nbytes) for place, m in known.items()}
@@ -110,34 +89,7 @@ def with_costs(
     return attrs.evolve(graph, ops=tuple(_op_with(op, i, found) for i, op in enumerate(graph.ops)))
 
 
-def _scaled(
-    translation: Translation,
-    requests: Mapping[str, Request],
-    keys: Mapping[Place, str],
-    cache: CostCache | None,
-    scaled: ScaledTimes,
-    on_progress: Callable[[int, int], None] | None,
-    replaceable: set[str],
-) -> dict[str, MeasuredCost]:
-    """The costs of each key, with times from another size where one was measured."""
-    graph = translation.graph
-    step = f"{structure(graph)} {'' if cache is None else cache.path}"
-    work = {place: _work(op_cost(translation, graph, *place)) for place in keys}
-    kept = {key: cost for key, cost in scaled.kept.get(step, {}).items() if key in requests}
-    known = {} if cache is None else cache.get(requests)
-    expected = {
-        key: seconds for key, seconds in scaled.expected(step, work, keys).items() if key not in known
-    }
-    wanted = {key: request for key, request in requests.items() if key not in kept or key in known}
-    costs = kept | measure(
-        wanted, translation.device, cache, on_progress, replaceable=replaceable, expected=expected
-    )
-    scaled.remember(step, work, keys, costs, frozenset(expected.keys() | (kept.keys() - known.keys())))
-    return costs
-
-
-def _work(cost: OpCost) -> float:
-    return float(cost.flops or cost.read_nbytes + cost.written_nbytes)
+_Place = tuple[int, int]  # op, implementation
 
 
 class _Cost(NamedTuple):
@@ -146,7 +98,7 @@ class _Cost(NamedTuple):
     workspace_nbytes: int
 
 
-def _running(translation: Translation) -> Iterator[Place]:
+def _running(translation: Translation) -> Iterator[_Place]:
     """The implementations that run something."""
     for i, op in enumerate(translation.graph.ops):
         for k in range(len(op.implementations)):
@@ -155,14 +107,14 @@ def _running(translation: Translation) -> Iterator[Place]:
                 yield i, k
 
 
-def _no_faster_than_the_call(translation: Translation, found: Mapping[Place, _Cost]) -> dict[Place, _Cost]:
+def _no_faster_than_the_call(translation: Translation, found: Mapping[_Place, _Cost]) -> dict[_Place, _Cost]:
     """The parts of calls whose times add up to less than the call's, each with a share of what is missing."""
-    parts: dict[Node, list[Place]] = {}
+    parts: dict[Node, list[_Place]] = {}
     for place in found:
         recipe = translation.recipe(*place)
         if isinstance(recipe, RunKernel) and recipe.change.part:
             parts.setdefault(recipe.change.node, []).append(place)
-    slowed: dict[Place, _Cost] = {}
+    slowed: dict[_Place, _Cost] = {}
     for node, places in parts.items():
         each_s: dict[int, float] = {}  # an op may have one implementation for its first run, one for repeats
         for i, k in places:
@@ -175,7 +127,7 @@ def _no_faster_than_the_call(translation: Translation, found: Mapping[Place, _Co
 
 
 def _measured(
-    translation: Translation, graph: Graph, place: Place, here: MeasuredCost, platform: Platform | None
+    translation: Translation, graph: Graph, place: _Place, here: MeasuredCost, platform: Platform | None
 ) -> _Cost:
     """The cost of an implementation that was measured here; by a platform, its times."""
     outputs = graph.ops[place[0]].implementations[place[1]].outputs
@@ -190,7 +142,7 @@ def _measured(
 
 
 def _unmeasured(
-    translation: Translation, graph: Graph, place: Place, rates: Rates, platform: Platform | None
+    translation: Translation, graph: Graph, place: _Place, rates: Rates, platform: Platform | None
 ) -> _Cost:
     """The cost of an implementation that did not fit, as far as it is known without running it."""
     recipe, query = translation.recipe(*place), op_cost(translation, graph, *place)
@@ -200,7 +152,7 @@ def _unmeasured(
     return _Cost(rates.time_s(query), 0.0, workspace_nbytes)
 
 
-def _op_with(op: Op, i: int, costs: Mapping[Place, _Cost]) -> Op:
+def _op_with(op: Op, i: int, costs: Mapping[_Place, _Cost]) -> Op:
     """An op whose implementations have these costs, where there are any."""
     implementations = [
         attrs.evolve(one, **costs[i, k]._asdict()) if (i, k) in costs else one

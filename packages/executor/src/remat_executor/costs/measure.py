@@ -18,7 +18,7 @@ there the bytes of torch's own operators are those of the first run, elsewhere o
 """
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -73,7 +73,6 @@ def measure(
     on_progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     replaceable: Container[str] = (),
-    expected: Mapping[str, Seconds] | None = None,
 ) -> dict[str, MeasuredCost]:
     """Measure operators whose costs the cache does not know.
 
@@ -85,8 +84,6 @@ def measure(
         on_progress: called with the number of keys done and their total, first with the number of known ones.
         clock: seconds now, of the host; it times operators on the CPU, and their issuing elsewhere.
         replaceable: keys that are left out if they do not fit in what is free.
-        expected: seconds of some keys, from another size. These keys run for their bytes alone, and are not
-            added to the cache.
 
     Returns:
         The cost of each key, in the order of the requests.
@@ -97,7 +94,6 @@ def measure(
     """
     device = torch.device(device)
     known = cache.get(requests) if cache is not None else {}
-    expected = expected or {}
     fresh: dict[str, MeasuredCost] = {}
     saved = 0
     saved_at = time.monotonic()
@@ -114,33 +110,25 @@ def measure(
                 if key in known:
                     continue
                 try:
-                    fresh[key] = _measure_one(key, factory, device, clock, expected.get(key))
+                    fresh[key] = _measure_one(key, factory, device, clock)
                 except MeasureError as error:
                     if key not in replaceable or not error.out_of_memory:
                         raise
                 report(len(known) + len(fresh), len(requests))
                 if cache is not None and time.monotonic() - saved_at > _SAVE_EVERY_S:
-                    cache.add(_timed(list(fresh.items())[saved:], expected))
+                    cache.add(dict(list(fresh.items())[saved:]))
                     saved, saved_at = len(fresh), time.monotonic()
     finally:
         if cache is not None:
-            cache.add(_timed(list(fresh.items())[saved:], expected))
+            cache.add(dict(list(fresh.items())[saved:]))
         if device.type != "cpu":
             torch.accelerator.empty_cache()  # the tensors are freed, but not the blocks cached for them
     found = {**known, **fresh}
     return {key: found[key] for key in requests if key in found}
 
 
-def _timed(fresh: Iterable[tuple[str, MeasuredCost]], expected: Container[str]) -> dict[str, MeasuredCost]:
-    return {key: cost for key, cost in fresh if key not in expected}
-
-
 def _measure_one(
-    key: str,
-    factory: Request,
-    device: torch.device,
-    clock: Callable[[], float],
-    expected: Seconds | None = None,
+    key: str, factory: Request, device: torch.device, clock: Callable[[], float]
 ) -> MeasuredCost:
     try:
         thunk = factory()
@@ -148,10 +136,7 @@ def _measure_one(
         issue_s = 0.0
         # Other operators may compile at their first run.
         sets_up_little = device.type == "cpu" and key.removeprefix("again: ").startswith("aten.")
-        if expected is not None:
-            first_s = time_s if device.type == "cpu" else float("inf")  # elsewhere it is the host's
-            time_s, issue_s = min(first_s, expected.run_s), expected.issue_s
-        elif time_s < _LONG_S or not sets_up_little:
+        if time_s < _LONG_S or not sets_up_little:
             time_s, issue_s = _time(thunk, device, clock)
         if not sets_up_little:
             _, peak_nbytes, end_nbytes = _observed(thunk, device, clock)

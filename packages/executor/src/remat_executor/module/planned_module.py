@@ -4,13 +4,15 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from remat_executor.costs.annotate import measured_costs
+from remat_executor.costs.annotate import with_costs
+from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.fork_lock import ForkAwareLock
@@ -139,7 +141,7 @@ class PlannedModule(nn.Module):
         state = checked_state(gradients, other_plans=runtime == "eager" and backend is None)
         first = planner_for(planner, Grads.PRESENT if state == "present" else Grads.NEW)
         stages = PipelineStages(
-            costs=costs or measured_costs(device, cache_dir, platform),
+            costs=costs or partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
             differentiate=output_indices(differentiate),
             on_progress=on_progress,
             device=device,
