@@ -24,6 +24,9 @@ MOST_KNOWN = 32
 TIGHTER = 1.5
 """A plan says little about a budget that is this many times tighter, as a share of what the step needs."""
 
+DRIFT = 0.1
+"""A plan that was carried over itself counts as farther by this, in ratios of sizes."""
+
 MAY_SAVE_S = "may_save_s"
 """Key of `Plan.solver_stats` of a carried plan: seconds of a step that a search might save at most."""
 
@@ -71,7 +74,7 @@ class KnownPlans:
 
         def distance(plan: Plan) -> float:
             sizes = abs(log(needed_nbytes / plan.noremat_peak_nbytes))
-            return abs(log(tightness / _tightness(plan))) + sizes
+            return abs(log(tightness / _tightness(plan))) + sizes + DRIFT * carried(plan)
 
         return min(useful, key=distance), min(searched, key=distance)
 

@@ -64,7 +64,7 @@ SOLVE_SHARE = 0.75  # of the limit; then the search for the smallest budget begi
 NEAR = 0.01
 """A plan that is carried over is near enough to its bound within this share of the step."""
 
-FAR = 0.1
+FAR = 0.05
 """A search runs at once where a carried plan is farther from its bound than searched ones by this share."""
 
 _ANY_NBYTES = 2**63 - 1  # stands for the budget in the key of a schedule with the smallest peak
