@@ -6,8 +6,9 @@ import attrs
 import pytest
 
 from remat_facade.planning import planner as planning
+from remat_facade.planning.known_plans import KnownPlans, carried
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import RecomputePlanner, carried
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Grads, noremat_peak_nbytes
 from remat_graph.testing.resized import resized
@@ -16,7 +17,7 @@ from remat_solvers.testing import transformer, unet
 
 def test_the_second_size_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within its budget, and the report names the method; what was searched for is not carried."""
-    monkeypatch.setattr(planning, "WIDER", 1.0)  # these sizes differ more than those of one model
+    monkeypatch.setattr(planning, "FAR", 1.0)  # these sizes differ more than those of one model
     planner = RecomputePlanner(budget="60%")
     graph = unet(4)
     assert not carried(planner(graph))
@@ -40,7 +41,7 @@ def test_another_step_is_searched_for() -> None:
 
 def test_a_planner_with_a_margin_knows_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor plans again with a margin; sizes that come later are carried from the same plan."""
-    monkeypatch.setattr(planning, "WIDER", 1.0)
+    monkeypatch.setattr(planning, "FAR", 1.0)
     planner = RecomputePlanner(budget="60%")
     planner(unet(4))
     assert carried(planner.with_margin(1)(resized(unet(4), 1)))
@@ -48,7 +49,7 @@ def test_a_planner_with_a_margin_knows_the_plan(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_worse_plan_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the carried plan is farther from its bound than it may be."""
-    monkeypatch.setattr(planning, "WIDER", -1.0)
+    monkeypatch.setattr(planning, "FAR", -1.0)
     planner = RecomputePlanner(budget="60%")
     planner(unet(4))
     assert not carried(planner(resized(unet(4), 0)))
@@ -56,7 +57,7 @@ def test_a_worse_plan_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_carried_plans_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later process searches for a plan of that size, if it meets it first."""
-    monkeypatch.setattr(planning, "WIDER", 1.0)
+    monkeypatch.setattr(planning, "FAR", 1.0)
     zoo = Zoo(folder=tmp_path, times="test")
     planner = RecomputePlanner(budget="60%", zoo=zoo)
     planner(unet(4))
@@ -64,7 +65,7 @@ def test_carried_plans_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyP
     other = resized(unet(4), 0)
     assert carried(planner(other))
     assert set(tmp_path.iterdir()) == saved
-    assert not carried(attrs.evolve(planner, similar={})(other))
+    assert not carried(attrs.evolve(planner, known=KnownPlans())(other))
     assert len(set(tmp_path.iterdir())) == len(saved) + 1
 
 

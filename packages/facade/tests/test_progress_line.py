@@ -72,7 +72,7 @@ def test_nothing_elsewhere(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
     stages: list[str] = []
     assert written(Terminal(), "1MiB", monkeypatch, on_progress=stages.append, **options) == ""
     assert stages[0] == "capture"
-    assert stages[-1].startswith("planning")
+    assert stages[-1].startswith("planned")
     closed = Terminal()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)

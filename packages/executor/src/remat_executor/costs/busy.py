@@ -21,8 +21,8 @@ from remat_executor.costs.cache import MeasuredCost
 from remat_executor.costs.failures import failures_named
 from remat_executor.costs.stopwatch import (
     HostClocks,
-    Request,
     HostStopwatch,
+    Request,
     runs_on_this_thread,
     seconds_of,
     stopwatch,

@@ -33,8 +33,8 @@ from remat_executor.costs.device_timer import DeviceTimer
 from remat_executor.costs.failures import MeasureError, failures_named
 from remat_executor.costs.stopwatch import (
     HostClocks,
-    Request,
     HostStopwatch,
+    Request,
     Thunk,
     lower_quartile,
     seconds_of,

@@ -20,6 +20,7 @@ from remat_executor.errors import BadInput, add_note, check_choice
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.module.pipeline import PipelineStages, PlanFunction
 from remat_executor.module.planned_step import PlannedStep
+from remat_executor.module.revised_plans import RevisedPlans
 from remat_graph import Grads, Graph, Plan, RematError, simulate
 from remat_graph.errors import shown
 
@@ -55,6 +56,7 @@ class GradientStates:
         lock: held while one is made.
         others: per step its plan for the other state; None if that is no faster, or none was found.
         lost_s: per step the seconds of recomputation by a plan that does not use what was found.
+        revisions: the steps with faster plans for the same state.
     """
 
     state: GradientsState
@@ -65,9 +67,15 @@ class GradientStates:
         factory=weakref.WeakKeyDictionary
     )
     lost_s: "weakref.WeakKeyDictionary[PlannedStep, float]" = attrs.field(factory=weakref.WeakKeyDictionary)
+    revisions: RevisedPlans = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        first = planner_for(self.planner, Grads.PRESENT if self.state == "present" else Grads.NEW)
+        self.revisions = RevisedPlans(planner=first, stages=self.stages, lock=self.lock)
 
     def step_for(self, step: PlannedStep, tensors: Tensors) -> PlannedStep:
         """The step or its other plan, whichever is for what the call finds; planned if it is new."""
+        step = self.revisions.step_for(step, tensors)
         if self.state == "new" or (self.state == "auto" and step.plan.overhead < LEAST_OVERHEAD):
             return step
         found = Grads.PRESENT if finds_gradients(step, tensors) else Grads.NEW

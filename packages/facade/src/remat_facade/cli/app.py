@@ -22,9 +22,9 @@ from remat_facade.cli.terminal import complain, give_up_output, progress, say, s
 from remat_facade.config.types import generate_config
 from remat_facade.config.yaml_io import config_text, save_config
 from remat_facade.files import check_paths, save_to, write_whole
-from remat_facade.planning.interrupts import stopped_by_interrupts
+from remat_facade.planning.interrupts import interrupted, stopped_by_interrupts
 from remat_facade.planning.method import choose_method
-from remat_facade.planning.planner import RecomputePlanner, interrupted
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.report.table import (
     Table,
     batch_table,

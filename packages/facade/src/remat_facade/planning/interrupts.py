@@ -10,8 +10,17 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
+from remat_graph import Plan
 from remat_graph.contexts import context
 from remat_solvers import Deadline
+
+INTERRUPTED = "interrupted"
+"""Key of `Plan.solver_stats`: present, and true, if Ctrl-C ended the search for the plan."""
+
+
+def interrupted(plan: Plan) -> bool:
+    """Whether Ctrl-C ended the search for a plan, which is the best until then."""
+    return bool(plan.solver_stats.get(INTERRUPTED))
 
 
 @context

@@ -16,8 +16,17 @@ from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 from remat_solvers import solver_names, solver_parameters
 
+LIMIT_S, LARGE_LIMIT_S, LIMIT_OPS, LARGE_OPS = 20.0, 60.0, 1_000, 10_000
+"""Seconds for planning if no limit is given: for small and for large graphs, and what these are, in ops."""
+
 _COMMON = frozenset(field.name for field in attrs.fields(StepConfig))
 _OF_STEP = _COMMON.difference(field.name for field in attrs.fields(Config))
+
+
+def default_limit_s(ops: int) -> float:
+    """The limit by the clock for planning a graph of n ops, if the user gives none: linear between sizes."""
+    large = (ops - LIMIT_OPS) / (LARGE_OPS - LIMIT_OPS)
+    return LIMIT_S + (LARGE_LIMIT_S - LIMIT_S) * min(1.0, max(0.0, large))
 
 
 @attrs.frozen(kw_only=True)

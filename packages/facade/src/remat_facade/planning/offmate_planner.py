@@ -7,9 +7,9 @@ import attrs
 
 from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_facade.errors import NoRoom
-from remat_facade.planning.interrupts import stopped_by_interrupts
+from remat_facade.planning.interrupts import INTERRUPTED, stopped_by_interrupts
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import INTERRUPTED, PLANNING_S, StepPlanner, versions
+from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
 from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement
 from remat_offload import TrainingSession
@@ -158,7 +158,7 @@ class OffmatePlanner(StepPlanner):
         )
         return self._where_most_is_held(placed, plan)
 
-    def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
+    def finished(self, graph: Graph, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan with notes that explain its decisions."""
         return attrs.evolve(plan, notes=tuple(str(plan.solver_stats.get(EXPLANATION, "")).splitlines()))
 

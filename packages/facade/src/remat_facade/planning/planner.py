@@ -14,8 +14,9 @@ from typing import Self
 import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound, PlanningInterrupted
-from remat_facade.planning.interrupts import stopped_by_interrupts
-from remat_facade.planning.method import Method
+from remat_facade.planning.interrupts import INTERRUPTED, interrupted, stopped_by_interrupts
+from remat_facade.planning.known_plans import MAY_SAVE_S, SEARCHED_S, Kind, KnownPlans, carried
+from remat_facade.planning.method import Method, default_limit_s
 from remat_facade.planning.plan_search import PlanSearch
 from remat_facade.planning.zoo import Zoo
 from remat_graph import (
@@ -24,8 +25,11 @@ from remat_graph import (
     Grads,
     Graph,
     Plan,
+    RematError,
     Schedule,
     format_nbytes,
+    format_seconds,
+    noremat_peak_nbytes,
     structure,
 )
 from remat_graph.errors import shown
@@ -53,34 +57,15 @@ SOLVING_S = "solving_s"
 SAVED = "saved"
 """Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
 
-INTERRUPTED = "interrupted"
-"""Key of `Plan.solver_stats`: present, and true, if Ctrl-C ended the search for the plan."""
-
-LIMIT_S, LARGE_LIMIT_S, LIMIT_OPS, LARGE_OPS = 20.0, 60.0, 1_000, 10_000
-"""Seconds for planning if no limit is given: for small and for large graphs, and what these are, in ops."""
-
 SOLVE_SHARE = 0.75  # of the limit; then the search for the smallest budget begins, if nothing was found
 
-WIDER = 0.01
-"""How much farther from its bound a plan may be that is carried over from another size, in base times."""
+NEAR = 0.01
+"""A plan that is carried over is near enough to its bound within this share of the step."""
+
+FAR = 0.05
+"""A search runs at once where a carried plan is farther from its bound than searched ones by this share."""
 
 _ANY_NBYTES = 2**63 - 1  # stands for the budget in the key of a schedule with the smallest peak
-
-
-def default_limit_s(ops: int) -> float:
-    """The limit by the clock for planning a graph of n ops, if the user gives none: linear between sizes."""
-    large = (ops - LIMIT_OPS) / (LARGE_OPS - LIMIT_OPS)
-    return LIMIT_S + (LARGE_LIMIT_S - LIMIT_S) * min(1.0, max(0.0, large))
-
-
-def carried(plan: Plan) -> bool:
-    """Whether a plan was not searched for, but carried over from another size of the same step."""
-    return plan.solver_stats.get("method") == "carried"
-
-
-def interrupted(plan: Plan) -> bool:
-    """Whether Ctrl-C ended the search for a plan, which is the best until then."""
-    return bool(plan.solver_stats.get(INTERRUPTED))
 
 
 def silent(_: str) -> None:
@@ -115,8 +100,8 @@ class StepPlanner(ABC):
         """Whether a saved plan of this graph and budget is still valid."""
         return True
 
-    def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
-        """The plan to return; a subclass may add notes or record it."""
+    def finished(self, graph: Graph, plan: Plan, budget_nbytes: int) -> Plan:
+        """The plan of a graph to return; a subclass may add notes or record it."""
         return plan
 
     def asked_for(self, nbytes: int) -> int:
@@ -142,9 +127,13 @@ class StepPlanner(ABC):
             solving_s = plan.solver_stats.get(SOLVING_S) or plan.solver_stats.get(PLANNING_S)
             loading_s = time.perf_counter() - began_s
             stats = {**plan.solver_stats, PLANNING_S: loading_s, SOLVING_S: solving_s, SAVED: True}
-            return self.finished(attrs.evolve(plan, solver_stats=stats), budget_nbytes)
+            self.on_progress(f"planned {graph.name}: found on disk in {format_seconds(loading_s)}")
+            return self.finished(graph, attrs.evolve(plan, solver_stats=stats), budget_nbytes)
         self.on_progress(_first_stage(graph, budget_nbytes))
-        plan = self.finished(self.solve(graph, budget_nbytes, began_s), budget_nbytes)
+        plan = self.finished(graph, self.solve(graph, budget_nbytes, began_s), budget_nbytes)
+        how = "carried over from another size" if carried(plan) else "searched for"
+        took = format_seconds(float(plan.solver_stats[PLANNING_S]))
+        self.on_progress(f"planned {graph.name}: {how} in {took}, overhead {plan.overhead:.1%}")
         if interrupted(plan):
             if self.live:
                 self.on_progress("")
@@ -182,7 +171,7 @@ class RecomputePlanner(StepPlanner):
         grads: the state of ``.grad`` that the planned calls find.
         device_nbytes: memory of the device; None if unknown.
         device: name of the device, for messages.
-        similar: per structure and state of ``.grad``, the latest plan that was searched for.
+        known: the plans so far, which are carried over to other sizes.
         granted_nbytes: the budget of the first graph. A percentage is of each graph, but a smaller graph (the
             last batch of an epoch, for example) gets no less than this.
     """
@@ -192,7 +181,7 @@ class RecomputePlanner(StepPlanner):
     device_nbytes: int | None = None
     device: str = ""
     granted_nbytes: int = 0
-    similar: dict[tuple[str, Grads], Plan] = attrs.field(factory=dict)
+    known: KnownPlans = attrs.field(factory=KnownPlans)
 
     def __attrs_post_init__(self) -> None:
         reserve: object = self.reserve_nbytes
@@ -256,13 +245,15 @@ class RecomputePlanner(StepPlanner):
         limit_s = self.method.time_limit_s
         return default_limit_s(len(graph.ops)) if limit_s is None else limit_s
 
-    def finished(self, plan: Plan, budget_nbytes: int) -> Plan:
-        """The plan; its budget is granted to later graphs too."""
+    def finished(self, graph: Graph, plan: Plan, budget_nbytes: int) -> Plan:
+        """The plan; its budget is granted to later graphs too, and it is carried over to other sizes."""
+        if not interrupted(plan):
+            self.known.add((structure(graph), self.grads), plan)
         self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
         return plan
 
-    def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
-        """Run the solver.
+    def solve(self, graph: Graph, budget_nbytes: int, began_s: float, *, carry: bool = True) -> Plan:
+        """Run the solver, or carry over a plan of another size, unless `carry` is false.
 
         Raises:
             InfeasibleBudget: no schedule fits; the error has a budget that works.
@@ -270,9 +261,8 @@ class RecomputePlanner(StepPlanner):
             OverBudget: the schedule of the solver exceeds its budget, by the referee.
         """
         search = self.search(graph, budget_nbytes, self.limit_s(graph))
-        kind = structure(graph), self.grads
         with stopped_by_interrupts(search.deadline):
-            solution, schedule = self._found(graph, budget_nbytes, search, self.similar.get(kind))
+            solution, schedule = self._found(graph, budget_nbytes, search, carry)
         stopped = {INTERRUPTED: True} if search.deadline.stopped else {}
         plan = Plan.from_schedule(
             graph,
@@ -286,23 +276,20 @@ class RecomputePlanner(StepPlanner):
             deadline_hit=search.deadline.hit,
             grads=self.grads,
         )
-        if not (carried(plan) or interrupted(plan)):
-            self.similar[kind] = plan
         return plan
 
     def _found(
-        self, graph: Graph, budget_nbytes: int, search: PlanSearch, known: Plan | None
+        self, graph: Graph, budget_nbytes: int, search: PlanSearch, carry: bool
     ) -> tuple[Solution, Schedule]:
-        """The result of the solver and the schedule to use; `known` is a plan of the same structure."""
+        """The result of the solver, or a plan of another size carried over, and the schedule to use."""
         deadline = search.deadline
         part = deadline.share(SOLVE_SHARE)
         part.on_progress = deadline.on_progress
         solver = get_solver(self.method.solver, **self.method.parameters)
         solve = solve_switches if self.grads is Grads.NEW else solve_present
         problem = Problem(graph, budget_nbytes)
-        solution = None
-        if known is not None and self.method.solver == "auto":
-            solution = self._carried(known, solve, problem, part)
+        kind = structure(graph), self.grads
+        solution = self._carried(kind, solve, problem, part) if carry else None
         solution = solution or solve(solver, problem, part)
         schedule = (
             solution.schedule
@@ -312,15 +299,46 @@ class RecomputePlanner(StepPlanner):
         return solution, schedule
 
     def _carried(
-        self, known: Plan, solve: Callable[..., Solution], problem: Problem, deadline: Deadline
+        self, kind: Kind, solve: Callable[..., Solution], problem: Problem, deadline: Deadline
     ) -> Solution | None:
-        """The plan of a graph that differs in sizes alone, repaired, if it is about as near to its bound."""
-        most = known.gap + WIDER
-        solution = solve(Carried(schedule=known.schedule, gap=most), problem, deadline)
+        """The plan of the nearest size, repaired; None if there is none, or it is too far from its bound."""
+        graph = problem.graph
+        needed_nbytes = noremat_peak_nbytes(graph)
+        found = self.known.nearest(kind, needed_nbytes, problem.budget_nbytes)
+        if found is None or self.method.solver != "auto":
+            return None
+        nearest, searched = found
+        far = searched.gap + FAR
+        solver = Carried(schedule=nearest.schedule, gap=min(NEAR, searched.gap), far=far)
+        solution = solve(solver, problem, deadline)
         if solution.overhead is None:
             return None
         gap = solution.overhead - solution.lower_bound_overhead
-        return solution if deadline.stopped or gap <= most * (1 + 1e-9) else None
+        if gap > far and not deadline.stopped:
+            return None
+        may_save_s = max(0.0, gap - max(NEAR, searched.gap)) * graph.time_s
+        searched_s = max(map(self.planning_s, self.known.plans[kind]))
+        stats = {MAY_SAVE_S: may_save_s, SEARCHED_S: searched_s}
+        return attrs.evolve(solution, stats={**solution.stats, **stats})
+
+    def revised(self, graph: Graph, plan: Plan) -> Plan | None:
+        """A faster plan, if a search for one pays off by now: steps by carried plans have lost its time.
+
+        The caller asks before each step by `plan`.
+        """
+        if not self.known.pays_off(plan):
+            return None
+        began_s = time.perf_counter()
+        self.on_progress(f"searching for a faster plan of {graph.name}: {len(graph.ops)} ops")
+        try:
+            found = self.solve(graph, plan.budget_nbytes, began_s, carry=False)
+        except RematError:  # the search misses a budget that the repair has met
+            return None
+        if not interrupted(found):
+            self.known.add((structure(graph), self.grads), found)
+        if self.zoo is not None and not interrupted(found):
+            self.zoo.keep(graph, plan.budget_nbytes, self.saved_as(graph), found)
+        return found if found.time_s < plan.time_s else None
 
     def _named(self, graph: Graph, budget_nbytes: int) -> Schedule | None:
         """The schedule of the smallest budget that an error has named, if it fits this one."""

@@ -28,6 +28,9 @@ class EntryPlanner(Protocol):
     def planning_s(self, plan: Plan) -> float:
         """The seconds that planning took."""
 
+    def revised(self, graph: Graph, plan: Plan) -> Plan | None:
+        """A faster plan, if a search for one pays off by now."""
+
     def __call__(self, graph: Graph) -> Plan:
         """Plan a graph."""
 
@@ -61,6 +64,10 @@ class FixedPlanner:
     def planning_s(self, plan: Plan) -> float:
         """The seconds that planning took."""
         return self.otherwise.planning_s(plan)
+
+    def revised(self, graph: Graph, plan: Plan) -> Plan | None:
+        """A faster plan, if a search for one pays off by now."""
+        return self.otherwise.revised(graph, plan)
 
     def __call__(self, graph: Graph) -> Plan:
         """The fixed plan, simulated again on this graph.
@@ -113,6 +120,10 @@ class RanksPlanner:
         """The seconds that planning took."""
         return self.alone.planning_s(plan)
 
+    def revised(self, graph: Graph, plan: Plan) -> Plan | None:
+        """A faster plan, if a search for one pays off by now."""
+        return self.alone.revised(graph, plan)
+
     def __call__(self, graph: Graph) -> Plan:
         """The common plan of all ranks."""
         return self.shared(self.alone)(graph)
@@ -150,7 +161,14 @@ class AnnotatedPlanner:
         """The seconds that planning took."""
         return self.planner.planning_s(plan)
 
+    def revised(self, graph: Graph, plan: Plan) -> Plan | None:
+        """A faster plan, if a search for one pays off by now."""
+        found = self.planner.revised(graph, plan)
+        return None if found is None else self._with_notes(graph, found)
+
     def __call__(self, graph: Graph) -> Plan:
         """The plan of the planner, with notes."""
-        plan = self.planner(graph)
+        return self._with_notes(graph, self.planner(graph))
+
+    def _with_notes(self, graph: Graph, plan: Plan) -> Plan:
         return attrs.evolve(plan, notes=(*self.note(plan), *onednn_note(graph)))

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import attrs
 
-from remat_facade.planning.method import Method
-from remat_facade.planning.planner import SOLVE_SHARE, Progress, default_limit_s, versions
+from remat_facade.planning.method import Method, default_limit_s
+from remat_facade.planning.planner import SOLVE_SHARE, Progress, versions
 from remat_facade.report.held import Held, held_at_peak
 from remat_graph import Grads, Graph, Plan, Schedule, resolve_budget
 from remat_graph.training import with_dropped

@@ -202,7 +202,7 @@ def added_seconds(S):  # type: ignore[no-untyped-def]
 
 @inner
 def list_events(S):  # type: ignore[no-untyped-def]
-    """List the values that the change affects, and the events of inserted runs; False if there is no space."""
+    """List the values that the change affects, and events of inserted runs; False if there is no space."""
     meta = S.meta
     for d in range(meta.deleted):
         run = S.var[S.pos[S.extra[d].deleted].variant]

@@ -72,6 +72,13 @@ class JointSearch:
     tried: int = 0
     found: dict[frozenset[str], DecidedOrder] = attrs.field(factory=dict)
     _walks: int = 0
+    _flat: dict[frozenset[str], Arrays] = attrs.field(factory=dict)
+
+    def arrays(self, made: Specialized) -> Arrays:
+        """The graph of a decision as arrays, made once."""
+        if made.on not in self._flat:
+            self._flat[made.on] = flatten(made.graph)
+        return self._flat[made.on]
 
     @cached_property
     def choice(self) -> SwitchArrays:
@@ -90,8 +97,9 @@ class JointSearch:
         """The smallest peak of all."""
         return min(self.found.values(), key=lambda each: each.peak_nbytes, default=None)
 
-    def add(self, made: Specialized, arrays: Arrays, order: Ints, deadline: Deadline) -> None:
+    def add(self, made: Specialized, order: Ints, deadline: Deadline) -> None:
         """Polish a sequence that fits, and keep it if it is the best of its decision."""
+        arrays = self.arrays(made)
         result = evaluate(arrays, order)
         if not result.valid:
             return
@@ -110,10 +118,10 @@ class JointSearch:
     def quick(self, on: Iterable[str], deadline: Deadline) -> None:
         """Plan one decision cheaply."""
         made = specialize(self.graph, on)
-        arrays = flatten(made.graph)
+        arrays = self.arrays(made)
         trace = np.arange(len(made.graph.ops), dtype=np.int64)
         if evaluate(arrays, trace).peak_nbytes <= self.budget_nbytes:
-            self.add(made, arrays, trace, deadline)
+            self.add(made, trace, deadline)
             return
         order = evict(arrays, self.budget_nbytes, deadline)
         if evaluate(arrays, order).peak_nbytes > self.budget_nbytes:
@@ -121,12 +129,12 @@ class JointSearch:
             reached = walk.reach(QUICK_MOVES, 1.0, 0.1, deadline)
             self.tried += walk.tried
             order = order if reached is None else reached
-        self.add(made, arrays, order, deadline)
+        self.add(made, order, deadline)
 
     def take(self, schedule: Schedule, deadline: Deadline) -> None:
         """Add a schedule of the graph, such as the plan of a smaller budget."""
         made, order = self.choice.narrow(switches_on(self.graph, schedule), schedule.order)
-        self.add(made, flatten(made.graph), order, deadline)
+        self.add(made, order, deadline)
 
     def anneal(self, start: DecidedOrder, moves: int, hot: float, price: float, deadline: Deadline) -> None:
         """Anneal decision and sequence from `start`."""
@@ -135,7 +143,7 @@ class JointSearch:
         self.tried += walk.tried
         if best is not None:
             made, order = self.choice.narrow(walk.best_on, best)
-            self.add(made, flatten(made.graph), order, deadline)
+            self.add(made, order, deadline)
             self.flip_greedily(self.found[made.on], deadline)
 
     def anneal_sequence(
@@ -143,12 +151,12 @@ class JointSearch:
     ) -> None:
         """Anneal the sequence alone; the decision stays."""
         self._walks += 1
-        arrays = flatten(start.made.graph)
+        arrays = self.arrays(start.made)
         walk = AnnealingWalk(arrays, start.order, self.budget_nbytes, self.seed + self._walks, price)
         best = walk.anneal(moves, hot, 0.01, deadline)
         self.tried += walk.tried
         if best is not None:
-            self.add(start.made, arrays, best, deadline)
+            self.add(start.made, best, deadline)
 
     def flip_greedily(self, start: DecidedOrder, deadline: Deadline) -> None:
         """Flip single switches of a decision that fits while that saves time; those that save none go off."""
@@ -160,7 +168,7 @@ class JointSearch:
         if switch.flip_greedily(walk.state, self.budget_nbytes) <= start.time_s * (1 + switch.EVEN):
             on = [name for name, one in zip(self.choice.names, walk.state.switches["on"], strict=True) if one]
             made, order = self.choice.narrow(on, self.choice.widen(start.made, start.order))
-            self.add(made, flatten(made.graph), order, deadline)
+            self.add(made, order, deadline)
 
     def _begin(self, start: DecidedOrder, budget_nbytes: int, price: float) -> AnnealingWalk:
         self._walks += 1
@@ -186,5 +194,5 @@ class JointSearch:
                 step = np.sqrt(step)
                 continue
             made, order = self.choice.narrow(walk.best_on, order)
-            self.add(made, flatten(made.graph), order, deadline)
+            self.add(made, order, deadline)
             best = self.smallest

@@ -91,4 +91,4 @@ class _PeakSearch:
         part = self.deadline.share(CANDIDATE_SHARE)
         start = None if before is None else before.order
         order = minimize_peak(arrays, goal_nbytes, one.floor_nbytes, part, moves=moves, start=start)
-        self.joint.add(one.made, arrays, order, part)
+        self.joint.add(one.made, order, part)
