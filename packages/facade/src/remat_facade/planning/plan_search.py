@@ -26,6 +26,7 @@ class PlanSearch:
     live: bool
     deadline: Deadline
     _shown_s: int = attrs.field(default=0, init=False)
+    _known: str = attrs.field(default="", init=False)  # what was shown of the best plan and the bound
 
     def __attrs_post_init__(self) -> None:
         self.deadline.on_progress = self._report
@@ -40,7 +41,10 @@ class PlanSearch:
     def _report(self, progress: SolverProgress) -> None:
         time_s, bound_s = progress.time_s, progress.lower_bound_s
         best = "no plan yet" if time_s is None else f"overhead {self._overhead(time_s):+.2%}"
-        self.begin(f"planning by {progress.solver}: {best}, bound {self._overhead(bound_s):+.2%}")
+        known = f"{best}, bound {self._overhead(bound_s):+.2%}"
+        if known != self._known or self.live:  # else a part of the solver ended without a gain
+            self._known = known
+            self.begin(f"planning by {progress.solver}: {known}")
 
     def _overhead(self, time_s: float) -> float:
         return time_s / self.base_s - 1.0 if self.base_s > 0 else 0.0
