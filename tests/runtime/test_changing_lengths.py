@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor import MemoryMeter, PlannedModule
+from remat_executor.errors import BadInput
+from remat_executor.module.pipeline import PipelineStages
 from remat_facade import Hiremate
 from remat_graph import Budget, Graph, Plan, Schedule, noremat_peak_nbytes
 from remat_solvers import Problem, get_solver
@@ -110,3 +112,20 @@ def test_a_plan_is_replaced_by_a_faster_one(tmp_path: Path) -> None:
     before, after = planner.made
     assert len(before.schedule.order) > len(after.schedule.order)
     assert ran == [before, after, after]
+
+
+def test_a_faster_plan_that_cannot_run_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runtime may need more than the budget: the step goes on as it was."""
+    planner = Revising()
+    planned = PlannedModule(Blocks(), (sample(64),), {}, planner=planner, cache_dir=tmp_path, ways=())
+    before = planned.plan
+
+    def refuse(*_: object) -> None:
+        raise BadInput(problem="a peak above the budget", advice="none")
+
+    monkeypatch.setattr(PipelineStages, "lower", refuse)
+    for _ in range(3):
+        step(planned, sample(64))
+        assert planned.plan == before
+    assert planner.asked == 3
+    assert len(planner.made) == 2

@@ -4,6 +4,7 @@ A planner may carry a plan over from another size of the step, which is quick an
 that it searches for. It is asked before each step.
 """
 
+import contextlib
 import weakref
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -14,7 +15,7 @@ import attrs
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.module.pipeline import PipelineStages, PlanFunction
 from remat_executor.module.planned_step import PlannedStep
-from remat_graph import Graph, Plan
+from remat_graph import Graph, Plan, RematError
 
 
 @runtime_checkable
@@ -49,12 +50,11 @@ class RevisedPlans:
         return self.planner if isinstance(self.planner, RevisingPlanner) else None
 
     def step_for(self, step: PlannedStep, tensors: Tensors) -> PlannedStep:
-        """The step, or one of the same call with a faster plan."""
+        """The step, or one of the same call with a faster plan, unless that needs more than the budget."""
         step = self.newer.get(step, step)
         plan = None if self.revising is None else self.revising.revised(step.graph, step.plan)
         if plan is None:
             return step
-        with self.lock:
-            faster = self.stages.lower(step.captured, tensors, step.translation, step.graph, plan)
-        self.newer[step] = faster
-        return faster
+        with self.lock, contextlib.suppress(RematError):
+            self.newer[step] = self.stages.lower(step.captured, tensors, step.translation, step.graph, plan)
+        return self.newer.get(step, step)
