@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import report_offload, report_ways
+from benchmarks import report_offload, report_planning, report_ways
 from benchmarks.report_parts import filled, made_with, mib, percent, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -434,6 +434,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
             "rounding": report_ways.rounding,
             "peers_words": peers_words,
             "planning_time": report_ways.planning_time,
+            "planning": report_planning.seconds,
         },
     ),
     "offmate_results": (

@@ -1,0 +1,58 @@
+"""The sections on planning: seconds and overheads by budget, and the same before."""
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report_parts import made_with, table
+
+BEFORE = Path(__file__).parent / "results" / "before" / "planning.json"
+Rows = list[dict[str, Any]]
+
+
+def seconds(data: dict[str, Any]) -> Iterator[str]:
+    """Seconds from graph to plan, by budget and by model; see planning.py."""
+    before = json.loads(BEFORE.read_text(encoding="utf-8")) if BEFORE.exists() else {"rows": []}
+    known = {(row["model"], row["budget"]): row for row in before["rows"]}
+    free = [row for row in data["rows"] if row["limit_s"] is None]
+    yield "## Seconds of planning\n"
+    yield (
+        "`hatch run bench-seconds`: from the captured graph to the plan, or to the error that names a smaller"
+        " budget, for the tests' models, twenty others and two deep ones. Overheads: the sum of those "
+        "that have a plan in both versions at the same budget, in percent of the step. "
+        "The version before is that of `benchmarks/results/before/planning.json`, "
+        f"measured beside other programs, hence its processor seconds ({before.get('note', '')}).\n"
+    )
+    yield made_with(data)
+    cells = []
+    for budget in dict.fromkeys(row["budget"] for row in free):
+        rows = [row for row in free if row["budget"] == budget]
+        both = [(row, known[row["model"], budget]) for row in rows if (row["model"], budget) in known]
+        same = [(new, old) for new, old in both if None not in (new["overhead"], old["overhead"])]
+        same = [(new, old) for new, old in same if budget == "tight" or new["nbytes"] == old["nbytes"]]
+        walls = [row["wall_s"] for row in rows]
+        cells.append(
+            [
+                *(budget, str(len(rows)), f"{statistics.median(walls):.2f}", f"{max(walls):.1f}"),
+                *_both(both, "cpu_s", statistics.median, "{:.2f}"),
+                *_both(same, "overhead", lambda each: 100 * sum(each), "{:.1f}"),
+                str(len(same)),
+            ]
+        )
+    head = (
+        "budget, plans, median s, longest s, median processor s, before, sum of overheads %, before, of plans"
+    )
+    yield from table(head.split(", "), cells)
+    limited = [row for row in data["rows"] if row["limit_s"] is not None]
+    if limited:
+        late = max(row["wall_s"] - row["limit_s"] for row in limited)
+        yield f"With limits, {len(limited)} plans: at most {late:.2f} s late.\n"
+
+
+def _both(pairs: list[tuple[Any, Any]], name: str, typical: Any, form: str) -> list[str]:
+    """A figure of both versions."""
+    if not pairs:
+        return ["", ""]
+    return [form.format(typical([row[name] for row in rows])) for rows in zip(*pairs, strict=True)]
