@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import planning_models, record
 from remat_facade.planning.method import Method
+from remat_facade.planning.plan_search import PlanSearch
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import Graph, resolve_budget
 from remat_solvers import InfeasibleBudget, min_budget
@@ -90,10 +91,19 @@ class _Watched(RecomputePlanner):
 
     first_at_s: float | None = None
 
-    def _tell(self, progress: SolverProgress) -> None:
-        # By the clock, because parts of a solve report the seconds since they began themselves.
-        if self.first_at_s is None and progress.time_s is not None:
-            self.first_at_s = time.perf_counter()
+    def search(self, graph: Graph, budget_nbytes: int, limit_s: float | None) -> PlanSearch:
+        """A search of which the first valid plan is noted."""
+        found = super().search(graph, budget_nbytes, limit_s)
+        shown = found.deadline.on_progress
+
+        def watch(progress: SolverProgress) -> None:
+            if self.first_at_s is None and progress.time_s is not None:
+                self.first_at_s = time.perf_counter()
+            if shown is not None:
+                shown(progress)
+
+        found.deadline.on_progress = watch
+        return found
 
 
 def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | None) -> Row:

@@ -56,7 +56,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
 
     Args:
         graph: the training step.
-        deadline: limit by the clock; without one about 10 s at 600 ops.
+        deadline: limit by the clock; without one about 4 s at 600 ops.
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
     floor = min((budget_floor(each) for each in bounding_graphs(graph)), key=lambda floor: floor.nbytes)

@@ -13,7 +13,7 @@ Imperfect: nothing is proven; the floor may lie below the peak of every schedule
 import numpy as np
 
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
-from remat_solvers.local_search.anneal import AnnealingWalk
+from remat_solvers.local_search.anneal import SMALL_OPS, AnnealingWalk
 from remat_solvers.local_search.evict import evict
 from remat_solvers.protocol import Deadline
 
@@ -66,5 +66,6 @@ def minimize_peak(
 
 
 def default_peak_moves(ops: int) -> int:
-    """Work that takes about 6 s at 600 ops and 30 s at 2,700: a move costs more on a longer sequence."""
-    return 300_000 + min(750_000, 450_000_000 // max(1, ops))
+    """Work that takes about 2 s at 600 ops and 10 s at 2,700: a move costs more on a longer sequence."""
+    most = 300_000 + min(750_000, 450_000_000 // max(1, ops))
+    return round(most * min(1.0, 3 * ops / SMALL_OPS))

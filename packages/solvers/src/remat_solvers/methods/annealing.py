@@ -35,7 +35,7 @@ class Search:
 
     Attributes:
         seed: of the random numbers.
-        moves: how many changes to try; None for an amount that takes about 10 s at 600 ops.
+        moves: how many changes to try; None for an amount that takes about 2 s at 600 ops.
         rounds: how often the temperature falls.
         hot: first temperature in mean op times.
         cold: last temperature in mean op times.

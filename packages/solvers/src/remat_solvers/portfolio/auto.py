@@ -69,7 +69,7 @@ class Auto:
     Attributes:
         seed: of the search's random numbers.
         moves: changes that the search may try, and as many again where a wide gap is left, fewer where it
-            gains nothing; None for an amount that takes about 5 s at 600 ops.
+            gains nothing; None for an amount that takes about 2 s at 600 ops.
         gap: stop when the overhead is within this ratio of base time from the lower bound; walks, which take
             the most time, stop at twice that.
         starts: valid orders to begin with, such as the plan of a smaller budget.
