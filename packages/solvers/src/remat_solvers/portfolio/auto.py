@@ -5,8 +5,8 @@ that nothing fits; greedy eviction for a first valid schedule; the cut bound, wh
 solvers of other packages, if requested; a short walk, if nothing fits yet; the coarse program, round by round
 while it is cheap and gains, whose solutions are also starts and often optimal; interval DP; cuts at the
 boundary (`mincut`). Each start is polished. Sequence annealing follows: a short cold and a short warm walk
-from every start, then walks from the best plan and from other fast ones by turns, until several in a row gain
-nothing: the wider the gap, the more. If no start fits, the search for the smallest peak runs. If a wide gap
+from the best starts, then walks from the best plan and from other fast ones by turns, until several in a row
+gain nothing: the wider the gap, the more. If no start fits, the search for the smallest peak runs. If a wide gap
 remains and the coarse program has found a best plan, it gets more work, and the search continues there. A
 candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
@@ -57,7 +57,7 @@ WALK_MOVES = 50_000
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
 FROM_BEST = ((0.1, 0.3), (1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
 FROM_OTHERS = ((1.0, 3.0), (1.0, 0.3), (0.3, 3.0))
-OTHERS = 4  # of the fastest plans that differ
+STARTS, OTHERS = 4, 4  # starts of the first walks, and the fastest plans, that differ
 # Gaps, and the walks after which the search ends if none of them gained `MOVED`; more at any wider gap.
 PATIENCE, MOST_PATIENCE = ((NARROW, 3), (WIDE, 6), (0.03, 12)), 20
 
@@ -323,13 +323,14 @@ class _Portfolio:
             self.plans = sorted([*self.plans, (time_s, order)], key=lambda plan: plan[0])[:OTHERS]
 
     def search(self, starts: list[Ints], seed: int, idle: int = 0) -> None:
-        """Short walks from every start, then from the best plan and others by turns, while they gain.
+        """Short walks from the best starts, then from the best plan and others by turns, while they gain.
 
         `idle` walks have gained nothing before.
         """
         ops = len(self.arrays.backward)
         most = default_moves(ops) if self.settings.moves is None else self.settings.moves
         each = min(most, fewer_moves(WALK_MOVES, ops))
+        starts = self.best_of(starts)
         walks = self.walks(starts)
         done = 0
         while each > 0 and done * each < (most if self.closed(WIDE) else 2 * most):
@@ -347,6 +348,16 @@ class _Portfolio:
                 self.add_start(found, "search")
             self.report("search")
             idle = 0 if self.best_s < before_s - MOVED * self.base_s else idle + 1
+
+    def best_of(self, starts: list[Ints]) -> list[Ints]:
+        """The fastest starts that differ, or if none fits those with the smallest peaks."""
+
+        def rank(start: Ints) -> tuple[int, float]:
+            result = evaluate(self.arrays, start)
+            return max(0, result.peak_nbytes - self.problem.budget_nbytes), result.time_s
+
+        differing = {start.tobytes(): start for start in starts}
+        return sorted(differing.values(), key=rank)[:STARTS]
 
     @property
     def patience(self) -> int:
