@@ -6,8 +6,8 @@ solvers of other packages, if requested; a short walk, if nothing fits yet; the 
 while it is cheap and gains, whose solutions are also starts and often optimal; interval DP; cuts at the
 boundary (`mincut`). Each start is polished. Sequence annealing follows: a short cold and a short warm walk
 from the best starts, then walks from the best plan and from other fast ones by turns, until several in a row
-gain nothing: the wider the gap, the more. If no start fits, the search for the smallest peak runs. If a wide gap
-remains and the coarse program has found a best plan, it gets more work, and the search continues there. A
+gain nothing: the wider the gap, the more. If no start fits, the search for the smallest peak runs. If a wide
+gap remains and the coarse program has found a best plan, it gets more work, and the search continues there. A
 candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
