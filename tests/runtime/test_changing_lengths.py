@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remat_executor import MemoryMeter, PlannedModule
-from remat_executor.errors import BadInput
+from remat_executor import BadInput, MemoryMeter, PlannedModule
 from remat_executor.module.pipeline import PipelineStages
 from remat_facade import Hiremate
 from remat_graph import Budget, Graph, Plan, Schedule, noremat_peak_nbytes

@@ -64,11 +64,13 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
     "Thread": {"remat_offload/copy_lanes/threaded.py"},
     "SimpleQueue": {"remat_offload/copy_lanes/threaded.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/fork_lock.py", "remat_offload/copy_lanes/threaded.py"},
-    "run": {"remat_solvers/subprocess_json.py"},  # of subprocess, which has a limit
+    "Popen": {"remat_solvers/subprocess_json.py"},  # looked at until a limit, and killed
     "select": {"remat_graph/serialization/pipes.py"},  # for somebody to open a pipe's other end, with a limit
 }
 MAKERS = {"threading", "queue", "multiprocessing", "subprocess", "concurrent", "asyncio", "signal", "select"}
-HARMLESS = {"current_thread", "get_ident", "local", "main_thread", "TimeoutExpired"} | {
+HARMLESS = {"current_thread", "get_ident", "local", "main_thread", "PIPE", "TimeoutExpired"} | {
+    "SIGINT",
+    "default_int_handler",
     "getsignal",
     "raise_signal",
     "signal",
@@ -118,7 +120,7 @@ def test_whatever_can_wait_is_known() -> None:
         ("remat_offload/copy_lanes/threaded.py", "thread.through.wait", 1),
         ("remat_offload/copy_lanes/threaded.py", "thread.join", 1),
         ("remat_executor/fork_lock.py", "self._lock.acquire", 1),
-        ("remat_solvers/subprocess_json.py", "subprocess.run", 1),
+        ("remat_solvers/subprocess_json.py", "process.communicate", 1),
         ("remat_graph/serialization/pipes.py", "select.select", 1),
         ("remat_offload/engine/accumulation.py", "added.wait", 1),
     ],

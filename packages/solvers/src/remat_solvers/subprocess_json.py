@@ -55,9 +55,9 @@ def _output(
     process: "subprocess.Popen[str]", request: str | None, until: Deadline, deadline: Deadline
 ) -> tuple[str, str] | None:
     """What the process has written to stdout and stderr when it ends; None if it does not end in time."""
-    while not deadline.stopped and until.remaining_s > 0:
+    while not deadline.stopped and (left_s := until.remaining_s) > 0:
         try:
-            return process.communicate(request, timeout=min(CHECK_S, until.remaining_s))
+            return process.communicate(request, timeout=min(left_s, CHECK_S))
         except subprocess.TimeoutExpired:
             request = None  # the next call sends the remainder of it
     return None

@@ -11,8 +11,7 @@ All that waited twice are doubtful: ``measure`` replaces their times when the co
 """
 
 import statistics
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
 
 import attrs
 import torch
@@ -28,6 +27,7 @@ from remat_executor.costs.stopwatch import (
     stopwatch,
 )
 from remat_executor.errors import warn
+from remat_graph.contexts import context
 
 _AGREE = 1.15  # two measurements within this factor
 _SLICE_S = 1e-3  # a thread that has to wait for a core waits longer than this
@@ -87,8 +87,8 @@ def _share(alone_s: float, shares: list[tuple[float, float]]) -> float:
     return statistics.median(among) if among else 1.0
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
+@context
+def _one_thread() -> Generator[None, None, None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

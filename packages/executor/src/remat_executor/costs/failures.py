@@ -1,13 +1,13 @@
 """Name the operator that could not be measured."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from typing import ClassVar
 
 import attrs
 
 from remat_executor.memory.allocator import ProfilerBusy
 from remat_executor.torch_private.tensors import is_out_of_memory
+from remat_graph.contexts import context
 from remat_graph.errors import ProblemError, text_of
 
 _REPORT = "if the model alone takes these inputs, plan the parts around this operator and report it"
@@ -31,8 +31,8 @@ class MeasureError(ProblemError):
     out_of_memory: bool = False
 
 
-@contextmanager
-def failures_named(key: str) -> Iterator[None]:
+@context
+def failures_named(key: str) -> Generator[None, None, None]:
     """Whatever an operator raises becomes a `MeasureError` with its key."""
     try:
         yield
