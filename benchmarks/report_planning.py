@@ -23,7 +23,7 @@ def seconds(data: dict[str, Any]) -> Iterator[str]:
         " budget, for the tests' models, twenty others and two deep ones. Overheads: the sum of those "
         "that have a plan in both versions at the same budget, in percent of the step. "
         "The version before is that of `benchmarks/results/before/planning.json`, "
-        f"measured beside other programs, hence its processor seconds ({before.get('note', '')}).\n"
+        f"measured while other programs ran, hence its processor seconds ({before.get('note', '')}).\n"
     )
     yield made_with(data)
     cells = []
