@@ -131,6 +131,18 @@ def test_a_wait_that_stays(machine: Machine) -> None:
     assert expected == pytest.approx({key: cost.time_s / US for key, cost in costs.items()})
 
 
+def test_a_cache_warns_once(machine: Machine, tmp_path: Path) -> None:
+    """However often a module is planned while the machine is busy."""
+    machine.waits_s = 200 * US
+    cache = CostCache("cpu", tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for key in ("one", "two"):
+            request = {key: machine.taking(1000 * US, 600 * US)}
+            assert measure(request, cache=cache, clock=machine.clock)[key].doubtful
+    assert 1 == len([each for each in caught if BUSY in str(each.message)])
+
+
 def test_measurements_that_disagree(machine: Machine) -> None:
     """The less of the two is not trusted either."""
     taking_us = iter([900, 700])

@@ -81,7 +81,7 @@ def test_walks_flip_switches_and_find_conflicting_ones() -> None:
         walk = AnnealingWalk(choice.arrays, order, budget, seed, choice=choice)
         if walk.anneal(4000, 1.0, 0.01, Deadline()) is not None:
             ends.add(len(walk.best_on))
-    assert len(ends) >= 5
+    assert {1, 2, 3, 4, 5} <= ends
     assert conflicting >= 5
 
 

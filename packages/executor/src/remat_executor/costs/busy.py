@@ -26,17 +26,12 @@ from remat_executor.costs.stopwatch import (
     seconds_of,
     stopwatch,
 )
-from remat_executor.errors import warn
 from remat_graph.contexts import context
 
 _AGREE = 1.15  # two measurements within this factor
 _SLICE_S = 1e-3  # a thread that has to wait for a core waits longer than this
 _ALIKE = 2.0  # lengths within this factor
 _FEW = 3  # operators to take a speedup from
-_BUSY = (
-    "other processes keep the cores busy: operator times are estimates, and plans may be slower; "
-    "on an idle machine they are measured again when a model is next planned"
-)
 
 
 def measured_again(
@@ -72,8 +67,6 @@ def measured_again(
             shares.append((alone_s, time_s / max(alone_s, 1e-9)))
         else:
             unsure[key] = alone_s
-    if any(cost.doubtful for cost in found.values()):
-        warn(_BUSY)
     for key, alone_s in unsure.items():
         time_s = min(found[key].time_s, alone_s * _share(alone_s, shares))
         found[key] = attrs.evolve(found[key], time_s=time_s)

@@ -45,6 +45,11 @@ _OF_LIBRARIES = (  # settings with which they choose kernels, or the sizes of wo
 _LONGEST_S = 3600.0  # no operator takes longer; a measurement during which the machine slept does
 
 
+BUSY = (
+    "other processes keep the cores busy: operator times are estimates, and plans may be slower; "
+    "on an idle machine they are measured again when a model is next planned"
+)
+
 Numbers = list[float | int]
 """A cost in a file: seconds, bytes of workspace and of outputs, on a device the seconds of issuing."""
 
@@ -84,6 +89,7 @@ class CostCache:
         self._known: dict[Path, _Known] = {}
         self._may_write = True
         self._may_warn = True  # about a bad file
+        self._warned_busy = False
 
     @property
     def path(self) -> Path:
@@ -142,6 +148,12 @@ class CostCache:
                 self._may_warn = False
                 warn(f"{error}; it is ignored and costs are measured again")
             return _Known()
+
+    def warn_busy(self) -> None:
+        """Warn, once, that other processes spoil the times."""
+        if not self._warned_busy:
+            self._warned_busy = True
+            warn(BUSY)
 
     def _numbers(self, cost: MeasuredCost) -> Numbers:
         """A cost as the numbers of a file."""

@@ -102,7 +102,10 @@ def measure(
             fresh = {key: cost for key, cost in found.costs.items() if key not in known}
             waited = {key: cost for key, cost in fresh.items() if cost.doubtful}
             busy = len(waited) > _BUSY * len(fresh)
-            found.add(measured_again(waited, requests, clock, busy))
+            again = measured_again(waited, requests, clock, busy)
+            found.add(again)
+            if any(cost.doubtful for cost in again.values()):
+                (cache or CostCache(device)).warn_busy()
             if not busy:
                 doubtful = [key for key, cost in known.items() if cost.doubtful]
                 found.add(_until_one_waits({key: requests[key] for key in doubtful}, device, clock))

@@ -22,7 +22,7 @@ WEIGHTS = np.cumsum(np.array([0.32, 0.24, 0.08, 0.19, 0.09, 0.05, 0.03]))
 def default_moves(ops: int) -> int:
     """Work that takes about 2 s at 600 ops and 7 s from 2,700 on: a move costs more on a longer sequence.
 
-    Below 300 ops in proportion: on six graphs of 37 to 134 ops, two thirds of the time found the same plans.
+    Below 300 ops in proportion: on six graphs of 37 to 134 ops, two thirds of the time found as good plans.
     """
     most = min(1_000_000, 500_000 + 1_000 * ops, 7_300_000_000_000 // max(1, ops * ops))
     return round(most * min(1.0, ops / SMALL_OPS))
