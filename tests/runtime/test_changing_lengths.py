@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from remat_executor import BadInput, MemoryMeter, PlannedModule
 from remat_executor.module.pipeline import PipelineStages
 from remat_facade import Hiremate
+from remat_facade.planning.known_plans import carried
 from remat_graph import Budget, Graph, Plan, Schedule, noremat_peak_nbytes
 from remat_solvers import Problem, get_solver
 from tests.helpers.acceptance import same_bits
@@ -51,15 +52,18 @@ def step(module: nn.Module, x: Tensor) -> tuple[list[Tensor], int]:
 
 
 def test_bits_and_budget_at_each_length(tmp_path: Path) -> None:
-    """Sizes are planned from one another, in an order without order."""
+    """Lengths in no order: some plans are carried over; bits and budget hold at each."""
     torch.manual_seed(0)
     original = Blocks()
     planned = Hiremate(copy.deepcopy(original), sample(96), "60%", cache_dir=tmp_path, time_limit_s=5)
+    were_carried = set()
     for length in (96, 70, 120, 33, 100, 70):
         mine, peak_nbytes = step(planned, sample(length))
         others, _ = step(original, sample(length))
         assert all(map(same_bits, mine, others)), length
         assert peak_nbytes <= planned.plan.budget_nbytes
+        were_carried.add(carried(planned.plan))
+    assert {False, True} == were_carried
 
 
 @attrs.define(eq=False)

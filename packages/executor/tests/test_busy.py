@@ -185,14 +185,31 @@ def measured(machine: Machine, folder: Path) -> dict[str, MeasuredCost]:
     return measure(requests, clock=machine.clock, cache=CostCache(folder=folder))
 
 
+def test_an_operator_that_always_waits_keeps_no_other_doubtful(machine: Machine, tmp_path: Path) -> None:
+    """It is measured again with the others, and then trusted as they are."""
+
+    def waiting() -> None:
+        machine.worked_s += 10 * US
+        machine.passed_s += 300 * US
+
+    requests = {"waits": lambda: waiting, **{key: machine.taking(150 * US, 100 * US) for key in "abcde"}}
+    machine.waits_s = 900 * US
+    with pytest.warns(RematWarning, match=BUSY):
+        measure(requests, clock=machine.clock, cache=CostCache(folder=tmp_path))
+    machine.waits_s = 0.0
+    costs = measure(requests, clock=machine.clock, cache=CostCache(folder=tmp_path))
+    assert not any(cost.doubtful for cost in costs.values())
+    assert [100 * US] * 5 == pytest.approx([costs[key].time_s for key in "abcde"])
+
+
 def test_doubtful_costs_are_measured_again_once_the_cores_are_idle(machine: Machine, tmp_path: Path) -> None:
-    """A busy machine costs a later process the time of one operator, an idle one replaces them all."""
+    """A busy machine costs a later process the time of two operators, an idle one replaces them all."""
     machine.waits_s = 900 * US
     with pytest.warns(RematWarning, match=BUSY):
         first = measured(machine, tmp_path)
     assert {True} == {cost.doubtful for cost in first.values()}
     assert first == measured(machine, tmp_path)
-    assert {"a"} == set(machine.runs)
+    assert {"a", "b"} == set(machine.runs)
     machine.waits_s = 0.0
     better = measured(machine, tmp_path)
     assert [100 * US] * 3 == pytest.approx([cost.time_s for cost in better.values()])

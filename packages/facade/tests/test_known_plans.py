@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from remat_facade.planning import planner as planning
-from remat_facade.planning.known_plans import MAY_SAVE_S, SEARCHED_S, KnownPlans, carried
+from remat_facade.planning.known_plans import MOST_KNOWN, SAVING_S, SEARCHED_S, KnownPlans, carried
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.zoo import Zoo
@@ -63,12 +63,25 @@ def test_carried_plans_alone_are_not_carried_on() -> None:
     assert known.nearest(KIND, 100, 100) is None
 
 
+def test_carried_plans_do_not_replace_the_searched_one() -> None:
+    """However many sizes there are; else one of them would be searched for again and again."""
+    known = KnownPlans()
+    searched = plan_of(100, 100)
+    known.add(KIND, searched)
+    for needed_nbytes in range(101, 101 + 2 * MOST_KNOWN):
+        known.add(KIND, plan_of(needed_nbytes, 100, "carried"))
+    assert MOST_KNOWN == len(known.plans[KIND])
+    found = known.nearest(KIND, 110, 100)
+    assert found is not None
+    assert searched == found[1]
+
+
 def test_a_search_pays_off_once_its_time_is_lost() -> None:
     """Steps of all sizes count; a size is searched for once; a plan that loses nothing never."""
     known = KnownPlans()
-    one = plan_of(100, 100, "carried", **{MAY_SAVE_S: 1.0, SEARCHED_S: 3.0})
+    one = plan_of(100, 100, "carried", **{SAVING_S: 1.0, SEARCHED_S: 3.0})
     other = attrs.evolve(one, fingerprint="another")
-    good = attrs.evolve(one, fingerprint="good", solver_stats={"method": "carried", MAY_SAVE_S: 0.0})
+    good = attrs.evolve(one, fingerprint="good", solver_stats={"method": "carried", SAVING_S: 0.0})
     assert [known.pays_off(plan) for plan in (one, other, good, one, one)] == [
         False,
         False,
@@ -86,7 +99,7 @@ def carried_plan(planner: RecomputePlanner, monkeypatch: pytest.MonkeyPatch) -> 
     other = resized(GRAPH, 0)
     plan = planner(other)
     assert carried(plan)
-    return other, attrs.evolve(plan, solver_stats={**plan.solver_stats, MAY_SAVE_S: 1.0, SEARCHED_S: 1.5})
+    return other, attrs.evolve(plan, solver_stats={**plan.solver_stats, SAVING_S: 1.0, SEARCHED_S: 1.5})
 
 
 def test_a_planner_revises_its_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,7 +124,7 @@ def test_a_revision_that_is_no_faster_is_not_returned(monkeypatch: pytest.Monkey
     other, plan = carried_plan(planner, monkeypatch)
     fast = attrs.evolve(plan, time_s=0.0)
     assert [planner.revised(other, fast) for _ in range(4)] == [None] * 4
-    assert planner.known.revised == {plan.fingerprint}
+    assert planner.known.searched_later == {(plan.fingerprint, plan.grads)}
 
 
 def test_plans_found_on_disk_are_carried_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def measure(
                 (cache or CostCache(device)).warn_busy()
             if not busy:
                 doubtful = [key for key, cost in known.items() if cost.doubtful]
-                found.add(_until_one_waits({key: requests[key] for key in doubtful}, device, clock))
+                found.add(_while_few_wait({key: requests[key] for key in doubtful}, device, clock))
     finally:
         found.save()
         if device.type != "cpu":
@@ -137,11 +137,15 @@ class _Found:
         self.unsaved, self.saved_at = {}, time.monotonic()
 
 
-def _until_one_waits(
+def _while_few_wait(
     requests: Mapping[str, Request], device: torch.device, clock: HostClocks
 ) -> dict[str, MeasuredCost]:
-    """New costs of operators, up to the first that waits for a core or does not fit."""
+    """New costs of operators, until several wait for a core or one does not fit.
+
+    Those that wait among many that do not wait on an idle machine too, and are no longer doubtful.
+    """
     found: dict[str, MeasuredCost] = {}
+    waiting: dict[str, MeasuredCost] = {}
     for key, factory in requests.items():
         try:
             cost = _measure_one(key, factory, device, clock)
@@ -149,9 +153,11 @@ def _until_one_waits(
             if not error.out_of_memory:
                 raise
             break
-        if cost.doubtful:
-            break
-        found[key] = cost
+        (waiting if cost.doubtful else found)[key] = cost
+        if len(waiting) > max(1, _BUSY * len(found)):
+            return found
+    if len(waiting) <= _BUSY * len(found):
+        found |= {key: attrs.evolve(cost, doubtful=False) for key, cost in waiting.items()}
     return found
 
 

@@ -10,6 +10,7 @@ of the old gradients is free before the new ones are made.
 the first plan, as planning took: it costs at most twice what the better decision would have cost.
 """
 
+import functools
 import weakref
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol, get_args, runtime_checkable
@@ -70,12 +71,15 @@ class GradientStates:
     revisions: RevisedPlans = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        first = planner_for(self.planner, Grads.PRESENT if self.state == "present" else Grads.NEW)
-        self.revisions = RevisedPlans(planner=first, stages=self.stages, lock=self.lock)
+        chosen = functools.cache(functools.partial(planner_for, self.planner))
+        self.revisions = RevisedPlans(planner_for=chosen, stages=self.stages, lock=self.lock)
 
     def step_for(self, step: PlannedStep, tensors: Tensors) -> PlannedStep:
+        """The step or its other plan, whichever is for what the call finds, or a faster one of that."""
+        return self.revisions.step_for(self._for_state(step, tensors), tensors)
+
+    def _for_state(self, step: PlannedStep, tensors: Tensors) -> PlannedStep:
         """The step or its other plan, whichever is for what the call finds; planned if it is new."""
-        step = self.revisions.step_for(step, tensors)
         if self.state == "new" or (self.state == "auto" and step.plan.overhead < LEAST_OVERHEAD):
             return step
         found = Grads.PRESENT if finds_gradients(step, tensors) else Grads.NEW

@@ -6,16 +6,17 @@ that it searches for. It is asked before each step.
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import attrs
+import torch
 
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.module.pipeline import PipelineStages, PlanFunction
 from remat_executor.module.planned_step import PlannedStep
-from remat_graph import Graph, Plan, RematError
+from remat_graph import Grads, Graph, Plan, RematError
 
 
 @runtime_checkable
@@ -28,33 +29,34 @@ class RevisingPlanner(Protocol):
 
 @attrs.define(kw_only=True, eq=False)
 class RevisedPlans:
-    """The steps with faster plans.
+    """The steps with faster plans; of eager steps only, since others hold recorded or compiled code.
 
     Attributes:
-        planner: finds faster plans, if it is a `RevisingPlanner`.
+        planner_for: the planner of a state of ``.grad``, which may be a `RevisingPlanner`.
         stages: lowers plans.
         lock: held while one is made.
         newer: per step the one that replaced it.
     """
 
-    planner: PlanFunction
+    planner_for: Callable[[Grads], PlanFunction]
     stages: PipelineStages
     lock: AbstractContextManager[object]
     newer: "weakref.WeakKeyDictionary[PlannedStep, PlannedStep]" = attrs.field(
         factory=weakref.WeakKeyDictionary
     )
 
-    @cached_property
-    def revising(self) -> RevisingPlanner | None:
-        """The planner, if it finds faster plans."""
-        return self.planner if isinstance(self.planner, RevisingPlanner) else None
-
     def step_for(self, step: PlannedStep, tensors: Tensors) -> PlannedStep:
-        """The step, or one of the same call with a faster plan, unless that needs more than the budget."""
+        """The step, or one of the same call with a faster plan, if that runs within the budget."""
         step = self.newer.get(step, step)
-        plan = None if self.revising is None else self.revising.revised(step.graph, step.plan)
+        planner = self.planner_for(step.plan.grads)
+        if self.stages.runtime != "eager" or not isinstance(planner, RevisingPlanner):
+            return step
+        plan = planner.revised(step.graph, step.plan)
         if plan is None:
             return step
-        with self.lock, contextlib.suppress(RematError):
-            self.newer[step] = self.stages.lower(step.captured, tensors, step.translation, step.graph, plan)
+        stages = attrs.evolve(self.stages, replanner=planner)
+        with self.lock, contextlib.suppress(RematError, torch.OutOfMemoryError):
+            faster = stages.lower(step.captured, tensors, step.translation, step.graph, plan)
+            if faster.plan.time_s < step.plan.time_s:
+                self.newer[step] = faster
         return self.newer.get(step, step)

@@ -29,7 +29,7 @@ def doctor(
 ) -> None:
     """Explain what binds memory and where planning time goes; a saved graph needs no torch."""
     Budget.parse(budget)
-    saved = Path(target).is_file() or not (":" in target or target.endswith(".py"))
+    saved = not target.endswith(".py") and (Path(target).is_file() or ":" not in target)
     of_model = {"--platform": platform, "--ways": ways, "--outputs": outputs}
     given = [name for name, value in of_model.items() if value is not None]
     if saved and given:

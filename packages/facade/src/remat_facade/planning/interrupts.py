@@ -7,9 +7,11 @@ no plan is returned. Other threads than the main one handle no signals.
 
 import signal
 import threading
+import warnings
 from collections.abc import Generator
 from types import FrameType
 
+from remat_facade.errors import PlanningInterrupted
 from remat_graph import Plan
 from remat_graph.contexts import context
 from remat_solvers import Deadline
@@ -21,6 +23,16 @@ INTERRUPTED = "interrupted"
 def interrupted(plan: Plan) -> bool:
     """Whether Ctrl-C ended the search for a plan, which is the best until then."""
     return bool(plan.solver_stats.get(INTERRUPTED))
+
+
+def warn_of_interrupt(plan: Plan) -> None:
+    """Warn that a plan is the best until Ctrl-C, and how far from the best of all it can be."""
+    warnings.warn(
+        f"planning was interrupted: the best plan so far has an overhead of {plan.overhead:+.2%}; no plan "
+        f"has less than {plan.lower_bound_overhead:+.2%} (gap {plan.gap:.2%})",
+        PlanningInterrupted,
+        stacklevel=4,
+    )
 
 
 @context

@@ -2,13 +2,12 @@
 
 A plan of the nearest size is carried over to a new one. It may be slower than one that is searched for: over
 88 pairs of lengths from 333 to 1,024 (GPT-2 and BERT of four layers, budgets down to 45 %) by a quarter of a
-point of the step on average and by 3.8 points at most, in a thirtieth of the time. The bound says how much a
-search might save at most. Once steps by carried plans may have lost as much time as a search takes, the
-present size is searched for, so all searches together take no longer than what they might have saved (ski
-rental; A. R. Karlin, M. S. Manasse, L. Rudolph and D. D. Sleator, 1988).
+point of the step on average and by 3.8 points at most, in a thirtieth of the time. Its gap to the bound,
+beyond that of searched plans, is what a search is expected to save. Once steps by carried plans have lost as
+much time as a search takes, the present size is searched for, so all searches together take no longer than
+they are expected to save (ski rental; A. R. Karlin, M. S. Manasse, L. Rudolph and D. D. Sleator, 1988).
 """
 
-from collections import deque
 from math import log
 
 import attrs
@@ -27,8 +26,9 @@ TIGHTER = 1.5
 DRIFT = 0.1
 """A plan that was carried over itself counts as farther by this, in ratios of sizes."""
 
-MAY_SAVE_S = "may_save_s"
-"""Key of `Plan.solver_stats` of a carried plan: seconds of a step that a search might save at most."""
+SAVING_S = "saving_s"
+"""Key of `Plan.solver_stats` of a carried plan: seconds of a step that a search is expected to save, by the gap
+beyond that of the nearest plan that was searched for."""
 
 SEARCHED_S = "searched_s"
 """Key of `Plan.solver_stats` of a carried plan: seconds that a search took."""
@@ -46,16 +46,19 @@ class KnownPlans:
     Attributes:
         plans: per kind, the latest ones.
         lost_s: seconds since the last search.
-        revised: fingerprints of graphs that were carried over first and searched for later.
+        searched_later: graphs, by fingerprint and state of ``.grad``, that were carried over first.
     """
 
-    plans: dict[Kind, deque[Plan]] = attrs.field(factory=dict)
+    plans: dict[Kind, list[Plan]] = attrs.field(factory=dict)
     lost_s: float = 0.0
-    revised: set[str] = attrs.field(factory=set)
+    searched_later: set[tuple[str, Grads]] = attrs.field(factory=set)
 
     def add(self, kind: Kind, plan: Plan) -> None:
-        """Remember a plan."""
-        self.plans.setdefault(kind, deque(maxlen=MOST_KNOWN)).append(plan)
+        """Remember a plan; of too many, the oldest that was carried over is dropped."""
+        known = self.plans.setdefault(kind, [])
+        known.append(plan)
+        if len(known) > MOST_KNOWN:
+            del known[next((i for i, each in enumerate(known) if carried(each)), 0)]
 
     def nearest(self, kind: Kind, needed_nbytes: int, budget_nbytes: int) -> tuple[Plan, Plan] | None:
         """The plan of the nearest size and tightness, and the nearest that was searched for; None without.
@@ -80,14 +83,14 @@ class KnownPlans:
 
     def pays_off(self, plan: Plan) -> bool:
         """Count a step by a plan; whether carried plans have lost the time of a search by now."""
-        may_save_s = plan.solver_stats.get(MAY_SAVE_S, 0.0)
-        if not may_save_s or plan.fingerprint in self.revised:
+        saving_s = plan.solver_stats.get(SAVING_S, 0.0)
+        if not saving_s or (plan.fingerprint, plan.grads) in self.searched_later:
             return False
-        self.lost_s += may_save_s
+        self.lost_s += saving_s
         if self.lost_s < plan.solver_stats.get(SEARCHED_S, 0.0):
             return False
         self.lost_s = 0.0
-        self.revised.add(plan.fingerprint)
+        self.searched_later.add((plan.fingerprint, plan.grads))
         return True
 
 

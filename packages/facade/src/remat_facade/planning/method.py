@@ -37,6 +37,11 @@ class Method:
     time_limit_s: float | None = None  # wall-clock seconds, or None
     parameters: Mapping[str, Any] = attrs.field(factory=dict)  # parameters of the solver, including the seed
     ways: str = "exact"  # which other ways to run ops a plan may choose, as for `Rockmate`
+
+    def limit_s(self, ops: int) -> float:
+        """The limit by the clock for planning a graph of n ops, in seconds."""
+        return default_limit_s(ops) if self.time_limit_s is None else self.time_limit_s
+
     outputs: Literal["kept", "dropped"] = "kept"  # whether the caller keeps them, as for `Rockmate`
     gradients: Literal["auto", "new", "present"] = "auto"  # what calls find, as for `Rockmate`
 

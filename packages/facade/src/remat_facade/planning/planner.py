@@ -5,7 +5,6 @@ The entry points and the command share this module, which imports no torch.
 
 import sys
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib.metadata import version
@@ -13,10 +12,15 @@ from typing import Self
 
 import attrs
 
-from remat_facade.errors import BudgetAboveDevice, NotFound, PlanningInterrupted
-from remat_facade.planning.interrupts import INTERRUPTED, interrupted, stopped_by_interrupts
-from remat_facade.planning.known_plans import MAY_SAVE_S, SEARCHED_S, Kind, KnownPlans, carried
-from remat_facade.planning.method import Method, default_limit_s
+from remat_facade.errors import BudgetAboveDevice, NotFound
+from remat_facade.planning.interrupts import (
+    INTERRUPTED,
+    interrupted,
+    stopped_by_interrupts,
+    warn_of_interrupt,
+)
+from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, Kind, KnownPlans, carried
+from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
 from remat_facade.planning.zoo import Zoo
 from remat_graph import (
@@ -134,18 +138,16 @@ class StepPlanner(ABC):
         how = "carried over from another size" if carried(plan) else "searched for"
         took = format_seconds(float(plan.solver_stats[PLANNING_S]))
         self.on_progress(f"planned {graph.name}: {how} in {took}, overhead {plan.overhead:.1%}")
+        self._warn_if_interrupted(plan)
+        if self.zoo is not None and not (carried(plan) or interrupted(plan)):
+            self.zoo.keep(graph, budget_nbytes, method, plan)
+        return plan
+
+    def _warn_if_interrupted(self, plan: Plan) -> None:
         if interrupted(plan):
             if self.live:
                 self.on_progress("")
-            warnings.warn(
-                f"planning was interrupted: the best plan so far has an overhead of {plan.overhead:+.2%}; no "
-                f"plan has less than {plan.lower_bound_overhead:+.2%} (gap {plan.gap:.2%})",
-                PlanningInterrupted,
-                stacklevel=2,
-            )
-        elif self.zoo is not None and not carried(plan):
-            self.zoo.keep(graph, budget_nbytes, method, plan)
-        return plan
+            warn_of_interrupt(plan)
 
     def search(self, graph: Graph, budget_nbytes: int, limit_s: float | None, passes: int = 1) -> PlanSearch:
         """A search for a plan of `graph` that begins now; a step has `passes` forwards and backwards."""
@@ -198,7 +200,7 @@ class RecomputePlanner(StepPlanner):
     def planning_s(self, plan: Plan) -> float:
         """The seconds that the solver took for a plan, when it was made."""
         stats = plan.solver_stats
-        return float(stats.get(SOLVING_S) or stats.get(PLANNING_S) or 0.0)
+        return float(stats.get(SOLVING_S) or stats.get(SEARCHED_S) or stats.get(PLANNING_S) or 0.0)
 
     def check(self) -> None:
         """Check the budget and the solver before there is a graph.
@@ -242,8 +244,7 @@ class RecomputePlanner(StepPlanner):
 
     def limit_s(self, graph: Graph) -> float:
         """The limit by the clock for planning a graph, in seconds."""
-        limit_s = self.method.time_limit_s
-        return default_limit_s(len(graph.ops)) if limit_s is None else limit_s
+        return self.method.limit_s(len(graph.ops))
 
     def finished(self, graph: Graph, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan; its budget is granted to later graphs too, and it is carried over to other sizes."""
@@ -316,9 +317,9 @@ class RecomputePlanner(StepPlanner):
         gap = solution.overhead - solution.lower_bound_overhead
         if gap > far and not deadline.stopped:
             return None
-        may_save_s = max(0.0, gap - max(NEAR, searched.gap)) * graph.time_s
+        saving_s = max(0.0, gap - max(NEAR, searched.gap)) * graph.time_s
         searched_s = max(map(self.planning_s, self.known.plans[kind]))
-        stats = {MAY_SAVE_S: may_save_s, SEARCHED_S: searched_s}
+        stats = {SAVING_S: saving_s, SEARCHED_S: searched_s}
         return attrs.evolve(solution, stats={**solution.stats, **stats})
 
     def revised(self, graph: Graph, plan: Plan) -> Plan | None:
@@ -334,11 +335,14 @@ class RecomputePlanner(StepPlanner):
             found = self.solve(graph, plan.budget_nbytes, began_s, carry=False)
         except RematError:  # the search misses a budget that the repair has met
             return None
+        self._warn_if_interrupted(found)
+        if found.time_s >= plan.time_s:
+            return None
         if not interrupted(found):
             self.known.add((structure(graph), self.grads), found)
-        if self.zoo is not None and not interrupted(found):
-            self.zoo.keep(graph, plan.budget_nbytes, self.saved_as(graph), found)
-        return found if found.time_s < plan.time_s else None
+            if self.zoo is not None:
+                self.zoo.keep(graph, plan.budget_nbytes, self.saved_as(graph), found)
+        return found
 
     def _named(self, graph: Graph, budget_nbytes: int) -> Schedule | None:
         """The schedule of the smallest budget that an error has named, if it fits this one."""

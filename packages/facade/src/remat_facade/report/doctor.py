@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import attrs
 
-from remat_facade.planning.method import Method, default_limit_s
+from remat_facade.planning.method import Method
 from remat_facade.planning.planner import SOLVE_SHARE, Progress, versions
 from remat_facade.report.held import Held, held_at_peak
 from remat_graph import Grads, Graph, Plan, Schedule, resolve_budget
@@ -136,7 +136,6 @@ class Diagnosis:
         asked_nbytes: the budget that was given.
         plan: for that budget, or for the smallest that was found if it is larger.
         searched: whether the solver found the plan; otherwise it is that of the smallest budget.
-        limit_s: seconds that the solver had.
         smallest: the smallest budget.
         bounding: the graph without switches to which the floor belongs.
         floor: the certificate.
@@ -151,7 +150,6 @@ class Diagnosis:
     asked_nbytes: int
     plan: Plan
     searched: bool
-    limit_s: float
     smallest: MinBudget
     bounding: Graph
     floor: Floor
@@ -200,7 +198,7 @@ def diagnose(
     asked_nbytes = resolve_budget(budget, graph)
     solver = get_solver(method.solver, **method.parameters)
     present = method.grads is Grads.PRESENT
-    limit_s = method.time_limit_s or default_limit_s(len(graph.ops))
+    limit_s = method.limit_s(len(graph.ops))
     watch = watch or Stopwatch()
     on_progress(f"searching for the smallest budget of {graph.name}")
     find = min_present_budget if present else min_budget
@@ -230,7 +228,6 @@ def diagnose(
         asked_nbytes=asked_nbytes,
         plan=plan,
         searched=solution.schedule is not None,
-        limit_s=deadline.seconds or 0.0,
         smallest=smallest,
         bounding=bounding,
         floor=floor,
