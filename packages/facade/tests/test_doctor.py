@@ -278,6 +278,7 @@ def test_a_model_is_diagnosed(
     [
         (["nowhere.json"], "nowhere.json: no such file"),
         (["nowhere.py"], "expected MODULE:FACTORY"),
+        ([__file__], "expected MODULE:FACTORY"),
         (["nowhere.py:make"], "no such file nowhere.py"),
         ([str(UNET), "--budget", "2 bananas"], "bananas"),
         ([str(UNET), "--solver", "noremt"], "did you mean 'noremat'"),

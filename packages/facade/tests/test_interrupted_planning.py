@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from remat_facade import PlanningInterrupted
@@ -17,7 +18,7 @@ from remat_facade.cli.app import main
 from remat_facade.cli.searches import largest
 from remat_facade.planning import planner as planning
 from remat_facade.planning.interrupts import interrupted
-from remat_facade.planning.known_plans import carried
+from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, carried
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Graph, load_graph, load_plan, noremat_peak_nbytes
@@ -132,6 +133,21 @@ def test_a_carried_plan_counts(monkeypatch: pytest.MonkeyPatch, at_checks: Any) 
         plan = planner(resized(unet(4), 0))
     assert carried(plan)
     assert plan.peak_nbytes <= plan.budget_nbytes
+
+
+def test_a_revision_says_so_too(at_checks: Any) -> None:
+    """The plan found until then is used if it is faster, and not known to other sizes."""
+    planner = RecomputePlanner(budget="60%")
+    slow = planner(unet(4))
+    stats = {"method": "carried", SAVING_S: 1.0, SEARCHED_S: 1.0}
+    slow = attrs.evolve(slow, time_s=10 * slow.time_s, solver_stats=stats)
+    known = sum(map(len, planner.known.plans.values()))
+    at_checks(CtrlC(30))
+    with pytest.warns(PlanningInterrupted):
+        found = planner.revised(unet(4), slow)
+    assert found is not None
+    assert interrupted(found)
+    assert known == sum(map(len, planner.known.plans.values()))
 
 
 def test_a_handler_of_the_program_stays(graph: Graph, at_checks: Any) -> None:

@@ -27,8 +27,8 @@ DRIFT = 0.1
 """A plan that was carried over itself counts as farther by this, in ratios of sizes."""
 
 SAVING_S = "saving_s"
-"""Key of `Plan.solver_stats` of a carried plan: seconds of a step that a search is expected to save, by the gap
-beyond that of the nearest plan that was searched for."""
+"""Key of `Plan.solver_stats` of a carried plan: seconds of a step that a search is expected to save, by
+the gap beyond that of the nearest plan that was searched for."""
 
 SEARCHED_S = "searched_s"
 """Key of `Plan.solver_stats` of a carried plan: seconds that a search took."""
