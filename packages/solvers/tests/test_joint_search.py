@@ -27,7 +27,7 @@ from remat_solvers.bounds.decisions import combinations_of, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.local_search.anneal import AnnealingWalk
-from remat_solvers.local_search.joint import JointSearch
+from remat_solvers.local_search.joint import JointSearch, Walk
 from remat_solvers.switching import solving
 
 AUTO = get_solver("auto", moves=2000)
@@ -247,8 +247,9 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
         search.quick(on, Deadline())
     assert search.smallest is not None
     search.shrink(budget, budget_floor(relaxed(graph)).nbytes, 4000, Deadline())
-    for best in search.fitting[:2]:
-        search.anneal(best, 4000, 1.0, 0.02, Deadline())
+    walks = [Walk(start=best, moves=4000, hot=1.0, price=0.02) for best in search.fitting[:2]]
+    search.anneal(walks, Deadline())
+    search.anneal_sequences(walks, Deadline())
     times = [one.time_s for one in search.fitting]
     assert times == sorted(times)
     for on, one in search.found.items():

@@ -18,7 +18,7 @@ from remat_solvers.bounds.decisions import NEAR, bounding_graphs, decided_bound_
 from remat_solvers.evaluation.arrays import evaluate
 from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict
-from remat_solvers.local_search.joint import FIRST_PRICE, JointSearch
+from remat_solvers.local_search.joint import FIRST_PRICE, JointSearch, Walk
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge_schedule
 
 MOVES = 20_000  # of each annealing
@@ -93,7 +93,8 @@ def _improve(search: JointSearch, enough_s: float, deadline: Deadline) -> None:
         if near() or deadline.reached():
             return
         before_s = search.fitting[0].time_s
-        search.anneal_sequence(search.fitting[0], _moves(search), hot, price, deadline)
+        walk = Walk(start=search.fitting[0], moves=_moves(search), hot=hot, price=price)
+        search.anneal_sequences([walk], deadline)
         if before_s - search.fitting[0].time_s < STALLED * search.graph.time_s:
             break
     if search.graph.switches and not near():

@@ -106,6 +106,12 @@ class Deadline:
         """A deadline for a part that may take this share of the remaining time, between 0 and 1."""
         return self.within(None if self.seconds is None else part * self.remaining_s)
 
+    def unwatched(self) -> "Deadline":
+        """A deadline for a part in another thread: it calls neither `on_progress` nor `on_check`."""
+        part = self.within(None)
+        part.on_check = None
+        return part
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since this object was made."""

@@ -14,8 +14,8 @@ a number of moves.
 Imperfect: ops that run nothing stay where they were put, as early as their reads allow.
 """
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
 
 import attrs
 import numpy as np
@@ -27,6 +27,7 @@ from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.evict import evict
 from remat_solvers.local_search.min_peak import FIRST_STEP, LAST_STEP, default_peak_moves
 from remat_solvers.local_search.polish import polish
+from remat_solvers.parallel import in_parallel
 from remat_solvers.protocol import Deadline
 
 QUICK_MOVES = 8_000  # of the walk to a first sequence that fits
@@ -53,6 +54,23 @@ class DecidedOrder:
     def schedule(self) -> Schedule:
         """The schedule of the original graph."""
         return self.made.restore(Schedule.from_order(self.made.graph, self.order.tolist()))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Walk:
+    """One annealing walk.
+
+    Attributes:
+        start: where it begins.
+        moves: changes that it tries.
+        hot: its first temperature, in mean op times.
+        price: of bytes above the budget, in mean op times for a value of mean size.
+    """
+
+    start: DecidedOrder
+    moves: int
+    hot: float
+    price: float
 
 
 @attrs.define(eq=False)
@@ -136,27 +154,37 @@ class JointSearch:
         made, order = self.choice.narrow(switches_on(self.graph, schedule), schedule.order)
         self.add(made, order, deadline)
 
-    def anneal(self, start: DecidedOrder, moves: int, hot: float, price: float, deadline: Deadline) -> None:
-        """Anneal decision and sequence from `start`."""
-        walk = self._begin(start, self.budget_nbytes, price)
-        best = walk.anneal(moves, hot, 0.01, deadline)
-        self.tried += walk.tried
-        if best is not None:
-            made, order = self.choice.narrow(walk.best_on, best)
-            self.add(made, order, deadline)
-            self.flip_greedily(self.found[made.on], deadline)
+    def anneal(self, walks: Sequence[Walk], deadline: Deadline) -> None:
+        """Anneal decision and sequence, from several starts side by side."""
 
-    def anneal_sequence(
-        self, start: DecidedOrder, moves: int, hot: float, price: float, deadline: Deadline
-    ) -> None:
-        """Anneal the sequence alone; the decision stays."""
-        self._walks += 1
-        arrays = self.arrays(start.made)
-        walk = AnnealingWalk(arrays, start.order, self.budget_nbytes, self.seed + self._walks, price)
-        best = walk.anneal(moves, hot, 0.01, deadline)
-        self.tried += walk.tried
-        if best is not None:
-            self.add(start.made, best, deadline)
+        def found(walk: Walk, state: AnnealingWalk, part: Deadline) -> tuple[Specialized, Ints] | None:
+            best = state.anneal(walk.moves, walk.hot, 0.01, part)
+            return None if best is None else self.choice.narrow(state.best_on, best)
+
+        states = [self._begin(walk.start, self.budget_nbytes, walk.price) for walk in walks]
+        tasks = [partial(found, *each) for each in zip(walks, states, strict=True)]
+        for state, result in zip(states, in_parallel(tasks, deadline), strict=True):
+            self.tried += state.tried
+            if result is not None:
+                self.add(*result, deadline)
+                self.flip_greedily(self.found[result[0].on], deadline)
+
+    def anneal_sequences(self, walks: Sequence[Walk], deadline: Deadline) -> None:
+        """Anneal sequences alone, side by side; the decisions stay."""
+
+        def found(walk: Walk, state: AnnealingWalk, part: Deadline) -> Ints | None:
+            return state.anneal(walk.moves, walk.hot, 0.01, part)
+
+        states = []
+        for walk in walks:
+            self._walks += 1
+            arrays, seed = self.arrays(walk.start.made), self.seed + self._walks
+            states.append(AnnealingWalk(arrays, walk.start.order, self.budget_nbytes, seed, walk.price))
+        tasks = [partial(found, *each) for each in zip(walks, states, strict=True)]
+        for walk, state, order in zip(walks, states, in_parallel(tasks, deadline), strict=True):
+            self.tried += state.tried
+            if order is not None:
+                self.add(walk.start.made, order, deadline)
 
     def flip_greedily(self, start: DecidedOrder, deadline: Deadline) -> None:
         """Flip single switches of a decision that fits while that saves time; those that save none go off."""

@@ -36,6 +36,7 @@ from remat_solvers.local_search.polish import polish
 from remat_solvers.methods.interval_dp import plan
 from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
+from remat_solvers.parallel import LANES, in_parallel
 from remat_solvers.portfolio.isolated import solve_in_subprocess
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 
@@ -109,6 +110,18 @@ def _infeasible(problem: Problem, stats: Stats) -> Solution:
     return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=float("inf"))
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class _Walk:
+    """An annealing walk to come."""
+
+    walk: AnnealingWalk
+    moves: int
+    hot: float
+
+    def run(self, deadline: Deadline) -> None:
+        self.walk.anneal(self.moves, self.hot, 0.01, deadline)
+
+
 class _Portfolio:
     """One solve: the best order so far and the method that found it."""
 
@@ -149,9 +162,8 @@ class _Portfolio:
         if self.best is None and starts and self.settings.moves != 0:
             self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
-        # Without a schedule, the search for the smallest peak needs its share of the time.
-        part = deadline if self.best is not None else deadline.share(0.5)
-        starts += self.refine(coarse, COARSE_WORK, part)
+        if self.best is None:  # the search for the smallest peak needs its share of the time
+            starts += self.refine(coarse, COARSE_WORK, deadline.share(0.5))
         if not self.closed():
             starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
         if not self.closed():
@@ -164,6 +176,8 @@ class _Portfolio:
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
         if self.best is not None:
+            if not self.rounds:
+                starts = self.refine_and_walk(coarse, starts)
             self.search(starts, self.settings.seed)
             # The search finds more than further rounds, unless a round has found what no walk had.
             if self.coarse_gained and not (self.closed(WIDE) or self.idle_rounds >= IDLE_ROUNDS):
@@ -327,27 +341,64 @@ class _Portfolio:
 
         `idle` walks have gained nothing before.
         """
-        ops = len(self.arrays.backward)
-        most = default_moves(ops) if self.settings.moves is None else self.settings.moves
-        each = min(most, fewer_moves(WALK_MOVES, ops))
         starts = self.best_of(starts)
         walks = self.walks(starts)
         done = 0
-        while each > 0 and done * each < (most if self.closed(WIDE) else 2 * most):
+        while done < self.most_walks:
             if self.closed(2 * self.settings.gap) or self.deadline.reached():
                 return
             if done >= len(FROM_START) * len(starts) and idle >= self.patience:
                 return
-            order, hot, price = next(walks)
-            walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, seed + done, price)
             before_s = self.best_s
-            found = walk.anneal(each, hot, 0.01, self.deadline)
-            self.moves += walk.tried
-            done += 1
-            if found is not None:
-                self.add_start(found, "search")
-            self.report("search")
-            idle = 0 if self.best_s < before_s - MOVED * self.base_s else idle + 1
+            batch = [self.walk(*next(walks), seed=seed + done + i) for i in range(LANES)]
+            in_parallel([walk.run for walk in batch], self.deadline)
+            self.take(batch)
+            done += LANES
+            idle = 0 if self.best_s < before_s - MOVED * self.base_s else idle + LANES
+
+    def refine_and_walk(self, coarse: CoarseBound, starts: list[Ints]) -> list[Ints]:
+        """Rounds of the coarse program beside the first walks; returns the starts that are left."""
+        seed = self.settings.seed + 2000
+        first = [(start, *pair) for start in self.best_of(starts) for pair in FROM_START]
+        walks = [self.walk(*each, seed=seed + i) for i, each in enumerate(first[: self.most_walks])]
+
+        found: list[Ints] = []
+
+        def refine(deadline: Deadline) -> None:
+            found.extend(self.refine(coarse, COARSE_WORK, deadline))
+
+        def walk(deadline: Deadline) -> None:
+            for each in walks:
+                each.run(deadline)
+
+        in_parallel([refine, walk], self.deadline)
+        if not self.closed():
+            self.take(walks)
+        return found
+
+    @property
+    def most_walks(self) -> int:
+        """Walks of a search at the most."""
+        ops, most, each = len(self.arrays.backward), self.settings.moves, self.moves_of_walk
+        most = default_moves(ops) if most is None else most
+        return -(-most * (1 if self.closed(WIDE) else 2) // each) if each else 0
+
+    @property
+    def moves_of_walk(self) -> int:
+        each = fewer_moves(WALK_MOVES, len(self.arrays.backward))
+        return each if self.settings.moves is None else min(each, self.settings.moves)
+
+    def walk(self, order: Ints, hot: float, price: float, seed: int) -> "_Walk":
+        walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, seed, price)
+        return _Walk(walk=walk, moves=self.moves_of_walk, hot=hot)
+
+    def take(self, walks: list["_Walk"]) -> None:
+        """Take what walks have found."""
+        for each in walks:
+            self.moves += each.walk.tried
+            if each.walk.best is not None:
+                self.add_start(each.walk.best, "search")
+        self.report("search")
 
     def best_of(self, starts: list[Ints]) -> list[Ints]:
         """The fastest starts that differ, or if none fits those with the smallest peaks."""

@@ -30,7 +30,8 @@ from remat_graph import Graph, Schedule, Specialized, relaxed, specialize
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
-from remat_solvers.local_search.joint import DecidedOrder, JointSearch
+from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
+from remat_solvers.parallel import batches, in_parallel
 from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge_schedule
 from remat_solvers.switching.smallest_peak import smallest_peak
 
@@ -238,24 +239,23 @@ class _Decisions:
         """Short annealing from each start, then from the best; flips switches too."""
         plans: list[tuple[DecidedOrder | None, float, float]] = [(start, *WALKS[0]) for start in starts]
         plans += [(None, *pair) for pair in WALKS] if self.search.fitting else []
-        for start, hot, price in plans:
+        for pair in batches(plans):
             if self.closed() or deadline.reached():
                 break
-            self.search.anneal(
-                self.search.fitting[0] if start is None else start,
-                moves // len(plans),
-                hot,
-                price,
-                deadline,
-            )
+            walks = [
+                Walk(start=start or self.search.fitting[0], moves=moves // len(plans), hot=hot, price=price)
+                for start, hot, price in pair
+            ]
+            self.search.anneal(walks, deadline)
         self.report("switches")
 
     def anneal_off(self, deadline: Deadline, moves: int) -> None:
         """Short annealing of all off, if it fits; flips nothing."""
-        for hot, price in WALKS:
+        for pair in batches(WALKS):
             if self.off is None or self.closed() or deadline.reached():
                 return
-            self.search.anneal_sequence(self.off, moves, hot, price, deadline)
+            walks = [Walk(start=self.off, moves=moves, hot=hot, price=price) for hot, price in pair]
+            self.search.anneal_sequences(walks, deadline)
 
     def solve_families(self) -> None:
         """The solver's plans of the whole families that may still be better."""
@@ -268,16 +268,19 @@ class _Decisions:
         """Anneal every whole family that may still be better; the solver plans the `most` best."""
         moves = fewer_moves(FAMILY_MOVES, len(self.graph.ops)) if self.moves else 0
         tried = [one.made.on for one in self.open_families()] if most and moves else []
-        for on, (hot, price) in itertools.product(tried, FAMILY_ANNEALING):
+        for (hot, price), ons in itertools.product(FAMILY_ANNEALING, batches(tried)):
             if self.closed() or self.deadline.reached():
                 return
-            self.search.anneal_sequence(self.search.found[on], moves, hot, price, self.deadline)
+            starts = [self.search.found[on] for on in ons]
+            walks = [Walk(start=start, moves=moves, hot=hot, price=price) for start in starts]
+            self.search.anneal_sequences(walks, self.deadline)
         if tried:
             self.report("families")
-        for one in sorted((self.search.found[on] for on in tried), key=self.search.rank)[:most]:
+        best = sorted((self.search.found[on] for on in tried), key=self.search.rank)[:most]
+        for pair in batches(best):
             if self.closed() or self.deadline.reached():
                 return
-            self.decided(one, afresh=True)
+            self.decided(*pair, afresh=True)
 
     def open_families(self) -> Iterator[DecidedOrder]:
         """Whole families that the solver has not planned and whose bound is below the best; best first."""
@@ -290,10 +293,21 @@ class _Decisions:
             ):
                 yield one
 
-    def decided(self, one: DecidedOrder, *, afresh: bool = False) -> Solution:
-        """The solver's plan of one decision, which is kept; not from that found so far if `afresh`."""
-        part = self.deadline.share(SOLVER_SHARE)
-        part.on_progress = partial(_report_part, self.deadline, self.best_s, self.lower_s, self.lower_s)
+    def decided(self, *ones: DecidedOrder, afresh: bool = False) -> Solution:
+        """The solver's plans of decisions, side by side, which are kept; returns that of the first.
+
+        Not from those found so far if `afresh`.
+        """
+        solutions = in_parallel([partial(self.solve_decided, one, afresh) for one in ones], self.deadline)
+        for one, solution in zip(ones, solutions, strict=True):
+            if solution.schedule is not None:
+                self.search.take(one.made.restore(solution.schedule), self.deadline)
+        return solutions[0]
+
+    def solve_decided(self, one: DecidedOrder, afresh: bool, deadline: Deadline) -> Solution:
+        """The solver's plan of one decision."""
+        part = deadline.share(SOLVER_SHARE)
+        part.on_progress = partial(_report_part, deadline, self.best_s, self.lower_s, self.lower_s)
         # All off is planned exactly as a graph without switches is.
         starts = () if afresh or one is self.off else (tuple(one.order.tolist()),)
         if not starts:
@@ -302,8 +316,6 @@ class _Decisions:
         if afresh and hasattr(chosen, "proofs") and len(self.graph.ops) > SMALL_OPS:
             chosen = attrs.evolve(chosen, proofs=False)  # the bound of one decision bounds nothing else
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
-        if solution.schedule is not None:
-            self.search.take(one.made.restore(solution.schedule), self.deadline)
         return solution
 
     def best(self, stats: Mapping[str, Any], *peaks_nbytes: int) -> Solution:

@@ -1,0 +1,46 @@
+"""Parts of a search side by side, in threads.
+
+Compiled loops and HiGHS let other threads run. How many parts run at once is a constant of the search and not
+the number of processors, so that results do not depend on the machine; on one processor they take turns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+from remat_solvers.protocol import Deadline
+
+LANES = 2  # parts that run at once
+
+T = TypeVar("T")
+
+
+def batches(tasks: Iterable[T]) -> Iterator[list[T]]:
+    """As many at a time as run at once."""
+    waiting = iter(tasks)
+    while batch := list(islice(waiting, LANES)):
+        yield batch
+
+
+def in_parallel(tasks: Sequence[Callable[[Deadline], T]], deadline: Deadline) -> list[T]:
+    """The results of tasks, in the order of the tasks.
+
+    The first runs in the caller's thread, and it alone reports and looks for Ctrl-C. No task may change what
+    another one reads.
+
+    Args:
+        tasks: called with a part of the deadline.
+        deadline: of all of them; an error of one, or Ctrl-C, ends the time of the others.
+    """
+    if len(tasks) <= 1:
+        return [task(deadline) for task in tasks]
+    silent = deadline.unwatched()
+    with ThreadPoolExecutor(len(tasks) - 1, thread_name_prefix="remat search") as threads:
+        others = [threads.submit(task, silent) for task in tasks[1:]]
+        try:
+            first = tasks[0](deadline)
+            return [first, *(other.result() for other in others)]
+        except BaseException:
+            silent.stop()
+            raise
