@@ -16,10 +16,10 @@ LANES = 2  # parts that run at once
 T = TypeVar("T")
 
 
-def batches(tasks: Iterable[T]) -> Iterator[list[T]]:
+def batches(tasks: Iterable[T], lanes: int = LANES) -> Iterator[list[T]]:
     """As many at a time as run at once."""
     waiting = iter(tasks)
-    while batch := list(islice(waiting, LANES)):
+    while batch := list(islice(waiting, lanes)):
         yield batch
 
 

@@ -13,8 +13,8 @@ import numba
 
 Kernel = Any  # numba's dispatcher
 
-# Without reference counts, which would take nearly all the time when functions pass the state's arrays on, and
-# without Python's lock, so that walks run side by side.
+# Without reference counts, which would take nearly all the time when functions pass the state's arrays on,
+# and without Python's lock, so that walks run side by side.
 _compile = partial(
     numba.njit, error_model="numpy", no_rewrites=True, no_cfunc_wrapper=True, _nrt=False, nogil=True
 )

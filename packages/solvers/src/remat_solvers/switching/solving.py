@@ -313,6 +313,10 @@ class _Decisions:
         if not starts:
             self.planned.add(one.made.on)
         chosen = attrs.evolve(self.solver, starts=starts)
+        if hasattr(chosen, "bound"):
+            chosen = attrs.evolve(chosen, bound=False)
+        if afresh and hasattr(chosen, "rival_s"):
+            chosen = attrs.evolve(chosen, rival_s=self.best_s)
         if afresh and hasattr(chosen, "proofs") and len(self.graph.ops) > SMALL_OPS:
             chosen = attrs.evolve(chosen, proofs=False)  # the bound of one decision bounds nothing else
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)

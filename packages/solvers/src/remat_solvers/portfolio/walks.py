@@ -1,0 +1,128 @@
+"""Annealing walks from several starts, until they gain nothing.
+
+First a short cold and a short warm walk from each of the best starts, then walks from the best plan and from
+other fast ones by turns, until several in a row gain nothing: the wider the gap, the more. As many walks run
+side by side as there are lanes.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import attrs
+
+from remat_solvers.evaluation.arrays import Ints, evaluate
+from remat_solvers.local_search.anneal import AnnealingWalk, default_moves, fewer_moves
+from remat_solvers.parallel import batches, in_parallel
+from remat_solvers.portfolio.incumbent import Incumbent
+from remat_solvers.protocol import Deadline
+
+# Gaps as ratios of base time: above the first the search gets twice the moves.
+WIDE, NARROW = 0.01, 0.003
+MOVED = 1e-4  # a gain, as a share of base time
+CLOSED = 0.02  # or of the gap, if that is more
+# Walks: their moves, and (start temperature, price of memory). With the same moves in all, long walks found
+# no more than short ones of mixed temperatures (three graphs at 20 %).
+WALK_MOVES = 50_000
+FROM_START = ((0.1, 0.3), (1.0, 3.0))
+FROM_BEST = ((0.1, 0.3), (1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
+FROM_OTHERS = ((1.0, 3.0), (1.0, 0.3), (0.3, 3.0))
+STARTS = 4  # of the first walks
+# Gaps, and the walks after which the search ends if none of them gained; more at any wider gap.
+PATIENCE, MOST_PATIENCE = ((NARROW, 3), (WIDE, 6), (0.03, 12)), 20
+HOPELESS = 2  # the same, while a rival is faster
+
+
+@attrs.define(kw_only=True, eq=False)
+class Walks:
+    """A search by walks.
+
+    Attributes:
+        incumbent: its plans and bound.
+        seed: of the next walk.
+        moves: that a search may try; None for an amount that takes about 2 s at 600 ops.
+        rival_s: time of a plan of another graph, which this one shall beat.
+        lanes: walks that run at once.
+        tried: moves so far.
+    """
+
+    incumbent: Incumbent
+    seed: int
+    moves: int | None
+    rival_s: float
+    lanes: int
+    tried: int = 0
+
+    def begin(self, starts: list[Ints], deadline: Deadline) -> None:
+        """Walk from the best starts."""
+        plans = [(start, *pair) for start in self.best_of(starts) for pair in FROM_START]
+        for some in batches(plans[: self._most_walks], self.lanes):
+            if self.ended(deadline):
+                return
+            self._run(some, deadline)
+
+    def go_on(self, deadline: Deadline) -> None:
+        """Walk from the best plans while that gains."""
+        known, idle, done = self.incumbent, 0, 0
+        walks = self._plans()
+        while done < self._most_walks and idle < self.patience and not self.ended(deadline):
+            before_s = known.best_s
+            self._run(list(itertools.islice(walks, self.lanes)), deadline)
+            done += self.lanes
+            least_s = max(MOVED * known.base_s, CLOSED * (before_s - known.bound_s))
+            idle = 0 if known.best_s < before_s - least_s else idle + self.lanes
+
+    def ended(self, deadline: Deadline) -> bool:
+        """Whether the gap is closed or time is up."""
+        return self.incumbent.closed(2 * self.incumbent.gap) or deadline.reached()
+
+    def _run(self, plans: list[tuple[Ints, float, float]], deadline: Deadline) -> None:
+        known, each = self.incumbent, self._moves_of_walk
+        walks, tasks = [], []
+        for order, hot, price in plans:
+            walk = AnnealingWalk(known.arrays, order, known.budget_nbytes, self.seed, price)
+            self.seed += 1
+            walks.append(walk)
+            tasks.append(lambda part, walk=walk, hot=hot: walk.anneal(each, hot, 0.01, part))
+        for walk, order in zip(walks, in_parallel(tasks, deadline), strict=True):
+            self.tried += walk.tried
+            if order is not None:
+                known.add(order, "search", deadline)
+        deadline.report("search", known.best_s, known.bound_s)
+
+    @property
+    def patience(self) -> int:
+        """Walks without a gain after which the search ends."""
+        if self.incumbent.best_s > self.rival_s:
+            return HOPELESS
+        return next((walks for gap, walks in PATIENCE if self.incumbent.closed(gap)), MOST_PATIENCE)
+
+    @property
+    def _most_walks(self) -> int:
+        ops, each = len(self.incumbent.arrays.backward), self._moves_of_walk
+        most = default_moves(ops) if self.moves is None else self.moves
+        return -(-most * (1 if self.incumbent.closed(WIDE) else 2) // each) if each else 0
+
+    @property
+    def _moves_of_walk(self) -> int:
+        each = fewer_moves(WALK_MOVES, len(self.incumbent.arrays.backward))
+        return each if self.moves is None else min(each, self.moves)
+
+    def best_of(self, starts: list[Ints]) -> list[Ints]:
+        """The fastest starts that differ, or if none fits those with the smallest peaks."""
+        known = self.incumbent
+
+        def rank(start: Ints) -> tuple[int, float]:
+            result = evaluate(known.arrays, start)
+            return max(0, result.peak_nbytes - known.budget_nbytes), result.time_s
+
+        differing = {start.tobytes(): start for start in starts}
+        return sorted(differing.values(), key=rank)[:STARTS]
+
+    def _plans(self) -> Iterator[tuple[Ints, float, float]]:
+        """Where walks begin, with which temperature and price; without end."""
+        for i in itertools.count():
+            assert self.incumbent.best is not None
+            for hot, price in FROM_BEST:
+                yield self.incumbent.best, hot, price
+            fastest = self.incumbent.fastest
+            yield fastest[i % len(fastest)][1], *FROM_OTHERS[i % len(FROM_OTHERS)]
