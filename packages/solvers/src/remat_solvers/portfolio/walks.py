@@ -24,11 +24,11 @@ CLOSED = 0.02  # or of the gap, if that is more
 # no more than short ones of mixed temperatures (three graphs at 20 %).
 WALK_MOVES = 50_000
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
-FROM_BEST = ((0.1, 0.3), (1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
-FROM_OTHERS = ((1.0, 3.0), (1.0, 0.3), (0.3, 3.0))
+FROM_BEST = ((0.1, 0.3), (1.0, 3.0), (0.3, 0.3), (0.1, 1.0), (1.0, 10.0))
+FROM_OTHERS = ((0.1, 0.3), (1.0, 3.0))
 STARTS = 4  # of the first walks
 # Gaps, and the walks after which the search ends if none of them gained; more at any wider gap.
-PATIENCE, MOST_PATIENCE = ((NARROW, 3), (WIDE, 6), (0.03, 12)), 20
+PATIENCE, MOST_PATIENCE = ((NARROW, 3), (WIDE, 6), (0.03, 10)), 14
 HOPELESS = 2  # the same, while a rival is faster
 
 
