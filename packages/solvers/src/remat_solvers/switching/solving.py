@@ -40,10 +40,10 @@ QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
 BOUNDS_SHARE = 0.3  # of what is left then, for the bounds of parts of the decisions
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
-JOINT_MOVES = 0.15  # flips as a share of a solve
+JOINT_MOVES = 0.1  # flips as a share of a solve
 LEAST_MOVES = 40_000
-# Start temperatures and prices of an annealing: far, then with costly memory, then near.
-WALKS = ((1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
+# Start temperatures and prices of an annealing, as many as lanes.
+WALKS = ((1.0, 3.0), (0.1, 0.3))
 # All off is planned unless another decision saves more than this ratio of base time: two searches of one
 # graph ended up to a hundredth apart (small transformers at 40 %).
 WORTH = 0.01
