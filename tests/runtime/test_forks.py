@@ -62,6 +62,7 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
     },
     "Lock": {"remat_executor/inspection/read_recorder.py"},  # nobody waits: who does not get it goes on
     "Thread": {"remat_offload/copy_lanes/threaded.py"},
+    "ThreadPoolExecutor": {"remat_solvers/parallel.py"},  # a fork in it does the work of the threads itself
     "SimpleQueue": {"remat_offload/copy_lanes/threaded.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/fork_lock.py", "remat_offload/copy_lanes/threaded.py"},
     "Popen": {"remat_solvers/subprocess_json.py"},  # looked at until a limit, and killed

@@ -141,9 +141,9 @@ def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.M
     solved: list[tuple[frozenset[str], bool]] = []
     decided = solving._Decisions.decided
 
-    def counted(self: Any, one: Any, **options: Any) -> Any:
-        solved.append((one.made.on, "afresh" in options))
-        return decided(self, one, **options)
+    def counted(self: Any, *ones: Any, **options: Any) -> Any:
+        solved.extend((one.made.on, "afresh" in options) for one in ones)
+        return decided(self, *ones, **options)
 
     monkeypatch.setattr(solving._Decisions, "decided", counted)
     most = 0

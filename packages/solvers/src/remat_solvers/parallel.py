@@ -4,6 +4,7 @@ Compiled loops and HiGHS let other threads run. How many parts run at once is a 
 the number of processors, so that results do not depend on the machine; on one processor they take turns.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -16,9 +17,9 @@ LANES = 2  # parts that run at once
 T = TypeVar("T")
 
 
-def batches(tasks: Iterable[T], lanes: int = LANES) -> Iterator[list[T]]:
+def batches(parts: Iterable[T], lanes: int = LANES) -> Iterator[list[T]]:
     """As many at a time as run at once."""
-    waiting = iter(tasks)
+    waiting = iter(parts)
     while batch := list(islice(waiting, lanes)):
         yield batch
 
@@ -35,11 +36,13 @@ def in_parallel(tasks: Sequence[Callable[[Deadline], T]], deadline: Deadline) ->
     """
     if len(tasks) <= 1:
         return [task(deadline) for task in tasks]
-    silent = deadline.unwatched()
+    silent, process = deadline.unwatched(), os.getpid()
     with ThreadPoolExecutor(len(tasks) - 1, thread_name_prefix="remat search") as threads:
         others = [threads.submit(task, silent) for task in tasks[1:]]
         try:
             first = tasks[0](deadline)
+            if os.getpid() != process:  # forked by a callback: the threads are the parent's
+                return [first, *(task(silent) for task in tasks[1:])]
             return [first, *(other.result() for other in others)]
         except BaseException:
             silent.stop()

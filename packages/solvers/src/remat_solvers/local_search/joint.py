@@ -25,7 +25,7 @@ from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.evict import evict
-from remat_solvers.local_search.min_peak import FIRST_STEP, LAST_STEP, default_peak_moves
+from remat_solvers.local_search.min_peak import COOL, ROUNDS, Descent, default_peak_moves
 from remat_solvers.local_search.polish import polish
 from remat_solvers.parallel import in_parallel
 from remat_solvers.protocol import Deadline
@@ -208,19 +208,19 @@ class JointSearch:
 
     def shrink(self, goal_nbytes: int, floor_nbytes: int, moves: int, deadline: Deadline) -> None:
         """Walk at falling budgets from the smallest peak, as `minimize_peak` does, down to a goal."""
-        best, step = self.smallest, FIRST_STEP
+        best, descent = self.smallest, Descent(floor_nbytes)
+        share = default_peak_moves(len(self.graph.ops)) // ROUNDS
         while best is not None and best.peak_nbytes > max(goal_nbytes, floor_nbytes):
-            if step >= LAST_STEP or moves <= 0 or deadline.reached():
+            if not descent.goes_on or moves <= 0 or deadline.reached():
                 return
-            target = max(floor_nbytes, int(best.peak_nbytes * step))
-            walk = self._begin(best, target, FIRST_PRICE)
-            share = min(moves, default_peak_moves(len(self.graph.ops)) // 12)
-            order = walk.reach(share, 1.0, 0.1, deadline)
-            moves -= max(1, walk.tried)
-            self.tried += walk.tried
-            if order is None:
-                step = np.sqrt(step)
-                continue
-            made, order = self.choice.narrow(walk.best_on, order)
-            self.add(made, order, deadline)
+            targets, hot, price = descent.next(best.peak_nbytes)
+            walks = [self._begin(best, target, price) for target in targets]
+            tasks = [partial(walk.reach, min(moves, share), hot, COOL * hot) for walk in walks]
+            found = in_parallel(tasks, deadline)
+            for walk, order in zip(walks, found, strict=True):
+                moves -= max(1, walk.tried)
+                self.tried += walk.tried
+                if order is not None:
+                    self.add(*self.choice.narrow(walk.best_on, order), deadline)
+            descent.learn([order is not None for order in found])
             best = self.smallest

@@ -1,24 +1,34 @@
 """Minimize the peak: sequence search with memory as the objective.
 
-Greedy eviction towards the floor first; then walks at falling targets, each from the sequence with the
-smallest peak so far and ended as soon as its target holds. Time hardly matters here, so sequences may grow to
-several times the graph. A missed target is moved halfway back; the search ends when steps are under half a
-percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of moves. A search
-with a goal passes through the same sequences as a search for the floor, so a budget that was once reached is
-reached again.
+Greedy eviction towards the floor first; then walks at falling targets, from the sequence with the smallest
+peak so far and ended as soon as the target holds: two side by side, one half as far as the other. Time hardly
+matters here, so sequences may grow to several times the graph. Missed targets are moved back; the search ends
+when steps are under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and
+a number of moves. A search with a goal passes through the same sequences as a search for the floor, so a
+budget that was once reached is reached again.
 
 Imperfect: nothing is proven; the floor may lie below the peak of every schedule.
 """
 
+from functools import partial
+from math import sqrt
+
+import attrs
 import numpy as np
 
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
 from remat_solvers.local_search.anneal import SMALL_OPS, AnnealingWalk
 from remat_solvers.local_search.evict import evict
+from remat_solvers.parallel import in_parallel
 from remat_solvers.protocol import Deadline
 
 FIRST_STEP = 0.85
 LAST_STEP = 0.995
+# Start temperatures and prices. Where walks of one kind came to one or two ops above the target, those of
+# another reached it (GPT-2 and an FFT model at their smallest peaks).
+KINDS = ((1.0, 30.0), (3.0, 3.0), (0.1, 30.0))
+COOL = 0.1  # ratio of the last temperature to the first
+ROUNDS = 30  # of walks, if none reaches its target
 
 
 def minimize_peak(
@@ -44,25 +54,57 @@ def minimize_peak(
         order = evict(arrays, max(floor_nbytes, int(peak * step)), deadline, best)
         reached = evaluate(arrays, order).peak_nbytes
         if reached >= peak:
-            step = np.sqrt(step)
+            step = sqrt(step)
             if step > 0.98:
                 break
             continue
         best, peak = order, reached
-    step = FIRST_STEP
-    round_ = 0
-    while peak > max(goal_nbytes, floor_nbytes) and step < LAST_STEP and left > 0 and not deadline.reached():
-        target = max(floor_nbytes, int(peak * step))
-        walk = AnnealingWalk(arrays, best, target, round_, price=30.0)
-        share = min(left, default_peak_moves(ops) // 12)
-        found = walk.reach(share, 1.0, 0.1, deadline)
-        left -= max(1, walk.tried)
-        round_ += 1
-        if found is None:
-            step = np.sqrt(step)
-            continue
-        best, peak = found, evaluate(arrays, found).peak_nbytes
+    descent, seed = Descent(floor_nbytes), 0
+    share = default_peak_moves(ops) // ROUNDS
+    while peak > max(goal_nbytes, floor_nbytes) and descent.goes_on and left > 0 and not deadline.reached():
+        targets, hot, price = descent.next(peak)
+        walks = [AnnealingWalk(arrays, best, each, seed + i, price) for i, each in enumerate(targets)]
+        tasks = [partial(walk.reach, min(left, share), hot, COOL * hot) for walk in walks]
+        found = in_parallel(tasks, deadline)
+        left -= sum(max(1, walk.tried) for walk in walks)
+        seed += len(walks)
+        descent.learn([order is not None for order in found])
+        for other in found:
+            if other is not None and evaluate(arrays, other).peak_nbytes < peak:
+                best, peak = other, evaluate(arrays, other).peak_nbytes
     return best
+
+
+@attrs.define
+class Descent:
+    """Falling targets for walks, two at a time: a step down from the smallest peak, and half of one.
+
+    Attributes:
+        floor_nbytes: no target is lower.
+        step: the ratio of the first target to the peak.
+        missed: walks of how many kinds have missed both targets.
+    """
+
+    floor_nbytes: int
+    step: float = FIRST_STEP
+    missed: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether steps are still worth a walk."""
+        return self.step < LAST_STEP
+
+    def next(self, peak_nbytes: int) -> tuple[list[int], float, float]:
+        """Targets of walks from a peak; their start temperature, and the price of bytes above the target."""
+        targets = [max(self.floor_nbytes, int(peak_nbytes * each)) for each in (self.step, sqrt(self.step))]
+        return targets, *KINDS[self.missed]
+
+    def learn(self, reached: list[bool]) -> None:
+        """Halve the step where only the nearer target was reached, or walks of all kinds have missed both."""
+        far, near = reached
+        self.missed = 0 if far or near else self.missed + 1
+        if not far and (near or self.missed == len(KINDS)):
+            self.step, self.missed = sqrt(self.step), 0
 
 
 def default_peak_moves(ops: int) -> int:

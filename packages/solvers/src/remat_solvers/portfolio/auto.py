@@ -2,12 +2,11 @@
 
 Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
-solvers of other packages, if requested; a short walk, if nothing fits yet; the coarse program, round by round
-while it is cheap and gains, whose solutions are also starts and often optimal; interval DP; cuts at the
-boundary (`mincut`). Each start is polished. Sequence annealing follows: a short cold and a short warm walk
-from the best starts, then walks from the best plan and from other fast ones by turns, until several in a row
-gain nothing: the wider the gap, the more. If no start fits, the search for the smallest peak runs. If a wide
-gap remains and the coarse program has found a best plan, it gets more work, and the search continues there. A
+solvers of other packages, if requested; a short walk, if nothing fits yet; interval DP; cuts at the boundary
+(`mincut`). Each start is polished. If no start fits, the search for the smallest peak runs. Then the coarse
+program, round by round while it is cheap and gains, whose solutions are also starts and often optimal; beside
+it, in another thread, the first walks from the starts before (`walks`); and more walks while they gain, two
+at a time. Where nothing fits, the coarse program comes earlier, since it may find the first schedule. A
 candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.

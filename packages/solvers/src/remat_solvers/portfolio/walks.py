@@ -29,7 +29,7 @@ FROM_OTHERS = ((0.1, 0.3), (1.0, 3.0))
 STARTS = 4  # of the first walks
 # Gaps, and the walks after which the search ends if none of them gained; more at any wider gap.
 PATIENCE, MOST_PATIENCE = ((NARROW, 3), (WIDE, 6), (0.03, 10)), 14
-HOPELESS = 2  # the same, while a rival is faster
+HOPELESS = 6  # the same, while a rival is faster
 
 
 @attrs.define(kw_only=True, eq=False)

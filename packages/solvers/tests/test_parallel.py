@@ -1,0 +1,142 @@
+"""Parts of a search run side by side, and their results do not depend on who is first."""
+
+import os
+import threading
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import remat_solvers
+from remat_graph import noremat_peak_nbytes
+from remat_solvers import Deadline, Problem, Progress, get_solver
+from remat_solvers.parallel import LANES, batches, in_parallel
+from remat_solvers.portfolio import walks
+from remat_solvers.testing import mobile, transformer, unet
+
+LONG_S = 60.0
+
+
+def test_results_come_in_the_order_of_the_tasks() -> None:
+    """Whichever ends first, and the first task runs in the caller's thread."""
+
+    def task(number: int, seconds: float, deadline: Deadline) -> tuple[int, bool]:
+        time.sleep(seconds)
+        return number, threading.current_thread() is threading.main_thread()
+
+    tasks = [partial(task, 0, 0.05), partial(task, 1, 0.0), partial(task, 2, 0.01)]
+    assert [(0, True), (1, False), (2, False)] == in_parallel(tasks, Deadline())
+    assert [] == in_parallel([], Deadline())
+    assert [(0, True)] == in_parallel(tasks[:1], Deadline())
+
+
+def test_only_the_first_task_reports() -> None:
+    """Callers' functions run in the caller's thread alone."""
+    called: list[str] = []
+
+    def task(deadline: Deadline) -> None:
+        deadline.report("part", None, 0.0)
+        deadline.reached()
+
+    def noted(what: str, *_: Progress) -> None:
+        called.append(what)
+        assert threading.current_thread() is threading.main_thread()
+
+    deadline = Deadline(LONG_S, partial(noted, "progress"), on_check=partial(noted, "check"))
+    in_parallel([task, task, task], deadline)
+    assert ["check", "progress"] == sorted(called)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_ends_the_time_of_the_others(error: type[BaseException]) -> None:
+    """And is the caller's; the others end at their next check."""
+    ended = threading.Event()
+
+    def fails(deadline: Deadline) -> None:
+        raise error
+
+    def waits(deadline: Deadline) -> None:
+        while not deadline.reached():
+            time.sleep(0.001)
+        ended.set()
+
+    deadline = Deadline(LONG_S)
+    with pytest.raises(error):
+        in_parallel([fails, waits], deadline)
+    assert ended.is_set()
+    assert not deadline.stopped
+    with pytest.raises(ValueError, match="of the second"):
+        in_parallel([lambda _: None, partial(_fail, "of the second")], deadline)
+
+
+def _fail(text: str, deadline: Deadline) -> None:
+    raise ValueError(text)
+
+
+def test_a_deadline_that_ends_a_thread_is_noted() -> None:
+    """`hit` says whether a result depends on the clock."""
+    deadline = Deadline(LONG_S)
+    deadline.stop()
+    in_parallel([lambda _: None, lambda part: part.reached()], deadline)
+    assert deadline.hit
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_process_forked_meanwhile_does_all_of_the_work() -> None:
+    """It waits for no thread of its parent."""
+
+    def forks(deadline: Deadline) -> int:
+        return os.fork()
+
+    def waits(deadline: Deadline) -> int:
+        time.sleep(0.05)
+        return os.getpid()
+
+    pid, worked = in_parallel([forks, waits], Deadline())
+    if pid == 0:
+        os._exit(0 if worked == os.getpid() else 1)
+    assert worked == os.getpid()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+
+
+def test_batches() -> None:
+    """As many as lanes, and the rest."""
+    assert [[0, 1], [2, 3], [4]] == list(batches(range(5), 2))
+    assert [list(range(LANES))] == list(batches(range(LANES)))
+    assert [] == list(batches([]))
+
+
+def test_results_do_not_depend_on_which_thread_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan when the parts run one after the other, from the last."""
+    graphs = [unet(4), transformer(3), mobile(6)]
+    problems = [Problem(graph, int(0.5 * noremat_peak_nbytes(graph))) for graph in graphs]
+    solve = get_solver("auto", moves=60_000).solve
+    side_by_side = [solve(problem) for problem in problems]
+    assert all(int(each.stats["moves"]) > 0 for each in side_by_side)
+
+    def reversed_turns(tasks: list, deadline: Deadline) -> list:  # type: ignore[type-arg]
+        return [task(deadline) for task in reversed(tasks)][::-1]
+
+    monkeypatch.setattr(walks, "in_parallel", reversed_turns)
+    monkeypatch.setattr("remat_solvers.portfolio.auto.in_parallel", reversed_turns)
+    for problem, before in zip(problems, side_by_side, strict=True):
+        after = solve(problem)
+        assert (before.time_s, before.lower_bound_s) == (after.time_s, after.lower_bound_s)
+        assert before.stats == after.stats
+
+
+def test_compiled_loops_let_other_threads_run() -> None:
+    """Every function that Python calls; otherwise side by side is one after the other."""
+    folder = Path(remat_solvers.__file__).parent / "kernels"
+    found = 0
+    for file in folder.glob("*.py"):
+        if file.stem == "jit":
+            continue
+        for each in vars(import_module(f"remat_solvers.kernels.{file.stem}")).values():
+            if hasattr(each, "targetoptions"):
+                found += 1
+                assert each.targetoptions["nogil"]
+    assert found > 20
