@@ -166,7 +166,7 @@ ALLOWED = (
     ("", r"\b(soon|long|far) as (it|they)\b", "plain English"),
     ("", r"\b(ast|os)\.walk\b|\brandom walks?\b|\bwalk(s|ing)? (through|up|down)\b", "a standard term"),
     (
-        "remat_solvers/(local_search|kernels|portfolio|methods/annealing)",
+        "remat_solvers/(local_search|kernels|portfolio|methods/annealing|switching|carrying)",
         r"\b[Ww]alks?\b",
         "a random walk of annealing",
     ),

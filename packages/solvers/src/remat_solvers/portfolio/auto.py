@@ -4,10 +4,10 @@ Each step runs only if the gap to the lower bound is still open: save everything
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
 solvers of other packages, if requested; a short walk, if nothing fits yet; interval DP; cuts at the boundary
 (`mincut`). Each start is polished. If no start fits, the search for the smallest peak runs. Then the coarse
-program, round by round while it is cheap and gains, whose solutions are also starts and often optimal; beside
-it, in another thread, the first walks from the starts before (`walks`); and more walks while they gain, two
-at a time. Where nothing fits, the coarse program comes earlier, since it may find the first schedule. A
-candidate counts only if the referee accepts it, and no schedule over the budget is returned.
+program, round by round while it is cheap and gains, whose solutions are also starts and often optimal; in
+parallel the first walks from the starts before it; and more walks while they gain (`portfolio.walks`). Where
+nothing fits, the coarse program comes earlier, since it may find the first schedule. A candidate counts only
+if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -74,8 +74,8 @@ class Auto:
     gap: float = attrs.field(default=0.0005, validator=attrs.validators.ge(0))
     starts: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=tuple)
     proofs: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
-    bound: bool = True
-    rival_s: float = float("inf")
+    bound: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    rival_s: float = attrs.field(default=float("inf"), validator=attrs.validators.gt(0))
     guests: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     guest_seconds: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
 
@@ -141,8 +141,8 @@ class _Portfolio:
         if known.best is None and starts and self.settings.moves != 0:
             self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
-        beside = known.best is not None  # otherwise rounds are the next hope, and have a part of the time
-        if not beside:
+        refined = known.best is None  # rounds are the next hope, with a part of the time
+        if refined:
             starts += self.refine(coarse, deadline.share(0.5))
         if not known.closed():
             starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
@@ -156,7 +156,7 @@ class _Portfolio:
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
         if known.best is not None:
-            self.search(starts, coarse if beside else None)
+            self.search(starts, None if refined or not self.settings.proofs else coarse)
         stats: Stats = {"method": known.method, "moves": self.moves, "rounds": self.rounds}
         stats["deadline"] = deadline.hit
         solution = judge(self.problem, known.best, lower_bound_s=known.bound_s, stats=stats)
@@ -165,25 +165,19 @@ class _Portfolio:
         )
 
     def search(self, starts: list[Ints], coarse: CoarseBound | None) -> None:
-        """Walk from the starts, with `coarse` beside rounds of it, whose solutions are more starts."""
-        if coarse is None or not self.settings.proofs:
-            walks = self.walks(self.known, self.settings.seed, lanes=LANES)
-            walks.begin(starts, self.deadline)
-        else:
-            beside = self.walks(self.known.copy(), self.settings.seed, lanes=1)
-            refined: list[Ints] = []
+        """Walk from the starts, and in parallel solve rounds of `coarse`, whose solutions are more starts."""
+        walks = self.walks(self.known, self.settings.seed, lanes=LANES)
+        if coarse is not None:
+            first = self.walks(self.known.copy(), self.settings.seed, lanes=1)
+            found: list[Ints] = []
 
             def refine(deadline: Deadline) -> None:
-                refined.extend(self.refine(coarse, deadline))
+                found.extend(self.refine(coarse, deadline))
 
-            def walk(deadline: Deadline) -> None:
-                beside.begin(starts, deadline)
-
-            in_parallel([refine, walk], self.deadline)
-            self.known.take(beside.incumbent, self.deadline)
-            walks = self.walks(self.known, beside.seed, lanes=LANES)
-            walks.tried = beside.tried
-            walks.begin(refined, self.deadline)
+            in_parallel([refine, lambda deadline: first.begin(starts, deadline)], self.deadline)
+            self.known.take(first.incumbent, self.deadline)
+            walks.seed, walks.tried, starts = first.seed, first.tried, found
+        walks.begin(starts, self.deadline)
         walks.go_on(self.deadline)
         self.moves += walks.tried
 
