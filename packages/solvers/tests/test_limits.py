@@ -69,7 +69,7 @@ def with_rounds(monkeypatch: pytest.MonkeyPatch, gains: int) -> list[int]:
 
 @pytest.mark.parametrize("gains", [0, 1, 7])
 def test_rounds_that_gain_nothing_end(monkeypatch: pytest.MonkeyPatch, gains: int) -> None:
-    """Some after the last one that gained, in the first and in the second effort together."""
+    """Some after the last one that gained."""
     done = with_rounds(monkeypatch, gains)
     graph = chain(24)
     solution = get_solver("auto", moves=0).solve(Problem(graph, int(0.5 * noremat_peak_nbytes(graph))))
