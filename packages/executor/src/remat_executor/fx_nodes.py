@@ -46,6 +46,16 @@ def may_draw(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_foreign(target)
 
 
+def switches_dropout_off(node: Node) -> bool:
+    """Whether a call of an operator that is tagged as random draws nothing: attention without dropout."""
+    operator = target_of(node)
+    if not isinstance(operator, torch._ops.OpOverload):
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0.0 and not is_foreign(operator)
+
+
 def is_foreign(target: Any) -> bool:
     """Whether an operator is not part of torch."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in _TORCH_NAMESPACES

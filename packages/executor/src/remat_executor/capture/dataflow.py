@@ -24,6 +24,7 @@ from remat_executor.fx_nodes import (
     meta_tensors,
     operator_of,
     source_of,
+    switches_dropout_off,
 )
 from remat_executor.torch_private.tensors import storage_id
 
@@ -35,12 +36,8 @@ def is_random(node: Node) -> bool:
         return bool(meta_tensors(node.meta["val"]))
     if operator is noise_dropout:
         return True
-    if not may_draw(operator):
-        return False
-    names = [argument.name for argument in operator._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
     # Attention kernels are tagged as random because of a dropout that most calls switch off.
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
+    return may_draw(operator) and not switches_dropout_off(node)
 
 
 class Dataflow:

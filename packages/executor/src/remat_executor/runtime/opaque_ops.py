@@ -15,7 +15,7 @@ from remat_executor.capture.cudnn_batch_norms import cudnn_batch_norm
 from remat_executor.capture.dropout_rounding import noise_dropout, replay_noise_dropout
 from remat_executor.capture.recurrent import recording_lstm_layer
 from remat_executor.capture.smoothed_loss import sum_of_weights, traceable_sum_of_weights
-from remat_executor.fx_nodes import may_draw, target_of
+from remat_executor.fx_nodes import may_draw, switches_dropout_off, target_of
 from remat_executor.generator_state import default_generator, read_state, replay
 from remat_executor.torch_private.dispatch import schema_text
 from remat_executor.translation.recipes import own_copy
@@ -69,10 +69,7 @@ def _operator_with_token(node: Node) -> Operator | None:
     target = target_of(node)
     if target is read_state:
         return _reader(str(node.args[0]))
-    # Compilers do not touch operators that return lists of tensors.
-    draws = target is noise_dropout or (
-        may_draw(target) and all(str(returned.type) == "Tensor" for returned in target._schema.returns)
-    )
+    draws = target is noise_dropout or (may_draw(target) and not switches_dropout_off(node))
     return _draw(target) if draws else None
 
 
@@ -122,12 +119,11 @@ def _draw(target: Any) -> Operator:
     """The operator of a random target, with tokens."""
     arguments, results = _signature(target)
 
-    def run(token: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def run(token: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         drawn = target(*args, **kwargs)
-        return *((drawn,) if results == 1 else drawn), token.clone()
+        return *(drawn if isinstance(drawn, tuple) else (drawn,)), token.clone()
 
-    returned = ", ".join(["Tensor"] * (results + 1))
-    return _operator(f"draw_{_name(target)}", f"(Tensor token, {arguments}) -> ({returned})", run, run)
+    return _operator(f"draw_{_name(target)}", f"(Tensor token, {arguments}) -> ({results}, Tensor)", run, run)
 
 
 def _redraw(target: Any) -> Operator:
@@ -140,8 +136,7 @@ def _redraw(target: Any) -> Operator:
     def fake(state: Tensor, device: str, *args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
-    returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
-    schema = f"(Tensor state, str device, {arguments}) -> {returned}"
+    schema = f"(Tensor state, str device, {arguments}) -> ({results})"
     return _operator(f"redraw_{_name(target)}", schema, run, fake)
 
 
@@ -154,18 +149,26 @@ def _own_copy() -> Operator:
 def _lstm_layer() -> Operator:
     target = torch.ops.aten.mkldnn_rnn_layer.default
     arguments, results = _signature(target)
-    schema = f"({arguments}) -> ({', '.join(['Tensor'] * results)})"
+    schema = f"({arguments}) -> ({results})"
     return _operator("recording_lstm_layer", schema, recording_lstm_layer, target)
 
 
-def _signature(target: Any) -> tuple[str, int]:
-    """The arguments of an operator or function as schema text, and the number of tensors it returns."""
+def _signature(target: Any) -> tuple[str, str]:
+    """The arguments and the results of an operator or function, as schema text.
+
+    Results need not be tensors: CUDA's flash attention returns two lengths, a user's operator a list, say.
+
+    Raises:
+        NotImplementedError: the target is torch's wrapper of an operator that writes to its arguments.
+    """
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        raise NotImplementedError("a repeat of an operator that may draw and writes to its arguments")
     if hasattr(target, "overloadpacket"):
         text = schema_text(target)
     else:
         text = torch.library.infer_schema(target, mutates_args=())
     arguments, _, returned = text.partition(" -> ")
-    return arguments.partition("(")[2].removesuffix(")"), returned.count("Tensor")
+    return arguments.partition("(")[2].removesuffix(")"), returned.removeprefix("(").removesuffix(")")
 
 
 def _name(target: Any) -> str:
