@@ -49,11 +49,11 @@ def may_draw(target: Any) -> bool:
 def switches_dropout_off(node: Node) -> bool:
     """Whether a call of an operator that is tagged as random draws nothing: attention without dropout."""
     operator = target_of(node)
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, torch._ops.OpOverload) or is_foreign(operator):
         return False
     names = [argument.name for argument in operator._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0.0 and not is_foreign(operator)
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return "dropout_p" in names and not given.get("dropout_p", 0.0)
 
 
 def is_foreign(target: Any) -> bool:
