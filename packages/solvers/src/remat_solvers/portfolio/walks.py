@@ -19,7 +19,7 @@ from remat_solvers.protocol import Deadline
 # Gaps as ratios of base time: above the first the search gets twice the moves.
 WIDE, NARROW = 0.01, 0.003
 MOVED = 1e-4  # a gain, as a share of base time
-CLOSED = 0.02  # or of the gap, if that is more
+CLOSED = 0.005  # or of the gap, if that is more
 # Walks: their moves, and (start temperature, price of memory). With the same moves in all, long walks found
 # no more than short ones of mixed temperatures (three graphs at 20 %).
 WALK_MOVES = 50_000
