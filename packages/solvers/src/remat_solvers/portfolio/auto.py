@@ -173,8 +173,11 @@ class _Portfolio:
 
             def refine(deadline: Deadline) -> None:
                 found.extend(self.refine(coarse, deadline))
+                first.needless = self.known.closed()
 
             in_parallel([refine, lambda deadline: first.begin(starts, deadline)], self.deadline)
+            if self.known.closed():  # and what the walks did depends on when the rounds ended
+                return
             self.known.take(first.incumbent, self.deadline)
             walks.seed, walks.tried, starts = first.seed, first.tried, found
         walks.begin(starts, self.deadline)

@@ -43,6 +43,7 @@ class Walks:
         rival_s: time of a plan of another graph, which this one shall beat.
         lanes: walks that run at once.
         tried: moves so far.
+        needless: set by another thread to end the search after the walk that runs.
     """
 
     incumbent: Incumbent
@@ -51,6 +52,7 @@ class Walks:
     rival_s: float
     lanes: int
     tried: int = 0
+    needless: bool = False
 
     def begin(self, starts: list[Ints], deadline: Deadline) -> None:
         """Walk from the best starts."""
@@ -72,8 +74,8 @@ class Walks:
             idle = 0 if known.best_s < before_s - least_s else idle + self.lanes
 
     def ended(self, deadline: Deadline) -> bool:
-        """Whether the gap is closed or time is up."""
-        return self.incumbent.closed(2 * self.incumbent.gap) or deadline.reached()
+        """Whether the gap is closed, nobody needs more, or time is up."""
+        return self.needless or self.incumbent.closed(2 * self.incumbent.gap) or deadline.reached()
 
     def _run(self, plans: list[tuple[Ints, float, float]], deadline: Deadline) -> None:
         known, each = self.incumbent, self._moves_of_walk
