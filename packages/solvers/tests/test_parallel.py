@@ -11,10 +11,13 @@ import pytest
 
 import remat_solvers
 from remat_graph import noremat_peak_nbytes
-from remat_solvers import Deadline, Problem, Progress, get_solver
+from remat_graph.testing.random_switches import with_random_switches
+from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget
+from remat_solvers.local_search import joint, min_peak
 from remat_solvers.parallel import LANES, batches, in_parallel
-from remat_solvers.portfolio import walks
-from remat_solvers.testing import mobile, transformer, unet
+from remat_solvers.portfolio import auto, walks
+from remat_solvers.switching import solve_switches, solving
+from remat_solvers.testing import mobile, random_graph, transformer, unet
 
 LONG_S = 60.0
 
@@ -112,20 +115,39 @@ def test_batches() -> None:
 def test_results_do_not_depend_on_which_thread_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same plan when the parts run one after the other, from the last."""
     graphs = [unet(4), transformer(3), mobile(6)]
+    graphs += [with_random_switches(random_graph(seed, 40), seed, most=8) for seed in range(2)]
     problems = [Problem(graph, int(0.5 * noremat_peak_nbytes(graph))) for graph in graphs]
-    solve = get_solver("auto", moves=60_000).solve
+    problems.append(Problem(graphs[0], min_budget(graphs[0]).nbytes))
+    solve = partial(solve_switches, get_solver("auto", moves=60_000))
     side_by_side = [solve(problem) for problem in problems]
-    assert all(int(each.stats["moves"]) > 0 for each in side_by_side)
+    assert any(int(each.stats["moves"]) > 0 for each in side_by_side)
 
     def reversed_turns(tasks: list, deadline: Deadline) -> list:  # type: ignore[type-arg]
         return [task(deadline) for task in reversed(tasks)][::-1]
 
-    monkeypatch.setattr(walks, "in_parallel", reversed_turns)
-    monkeypatch.setattr("remat_solvers.portfolio.auto.in_parallel", reversed_turns)
+    for module in (auto, walks, joint, min_peak, solving):
+        monkeypatch.setattr(module, "in_parallel", reversed_turns)
     for problem, before in zip(problems, side_by_side, strict=True):
         after = solve(problem)
         assert (before.time_s, before.lower_bound_s) == (after.time_s, after.lower_bound_s)
         assert before.stats == after.stats
+
+
+@pytest.mark.parametrize("moves", [2_000, 60_000])
+def test_moves_bound_the_search(moves: int) -> None:
+    """Those of the first walks included; twice as many where a wide gap is left, but for the last walks."""
+    for graph in (mobile(6), transformer(3)):
+        problem = Problem(graph, int(0.5 * noremat_peak_nbytes(graph)))
+        tried = int(get_solver("auto", moves=moves).solve(problem).stats["moves"])
+        assert 0 < tried <= 2 * moves + LANES * min(moves, walks.WALK_MOVES)
+
+
+def test_a_caller_is_asked_while_it_waits_for_others() -> None:
+    """Ctrl-C and the line of progress do not wait until the longest part has ended."""
+    asked: list[float] = []
+    deadline = Deadline(LONG_S, on_check=lambda: asked.append(time.monotonic()))
+    in_parallel([lambda _: None, lambda _: time.sleep(0.3)], deadline)
+    assert len(asked) > 2
 
 
 def test_compiled_loops_let_other_threads_run() -> None:

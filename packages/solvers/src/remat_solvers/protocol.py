@@ -79,7 +79,7 @@ class Deadline:
         seconds: allowed from now on; None for no limit but the solver's own work limit.
         on_progress: called when a part of a solver ends, and with each improvement.
         hit: whether a solver stopped because time was up.
-        clock: returns seconds; a test can replace it by a counter.
+        clock: returns seconds, in any thread; a test can replace it by a counter.
         on_check: called when a solver asks whether time is up, many times a second.
     """
 

@@ -121,9 +121,11 @@ def _draw(target: Any) -> Operator:
 
     def run(token: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         drawn = target(*args, **kwargs)
-        return *(drawn if isinstance(drawn, tuple) else (drawn,)), token.clone()
+        returned = () if drawn is None else drawn if isinstance(drawn, tuple) else (drawn,)
+        return *returned, token.clone()
 
-    return _operator(f"draw_{_name(target)}", f"(Tensor token, {arguments}) -> ({results}, Tensor)", run, run)
+    returned = ", ".join(filter(None, (results, "Tensor")))
+    return _operator(f"draw_{_name(target)}", f"(Tensor token, {arguments}) -> ({returned})", run, run)
 
 
 def _redraw(target: Any) -> Operator:

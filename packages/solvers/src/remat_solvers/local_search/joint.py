@@ -215,7 +215,7 @@ class JointSearch:
                 return
             targets, hot, price = descent.next(best.peak_nbytes)
             walks = [self._begin(best, target, price) for target in targets]
-            tasks = [partial(walk.reach, min(moves, share), hot, COOL * hot) for walk in walks]
+            tasks = [partial(walk.reach, min(max(1, moves // 2), share), hot, COOL * hot) for walk in walks]
             found = in_parallel(tasks, deadline)
             for walk, order in zip(walks, found, strict=True):
                 moves -= max(1, walk.tried)

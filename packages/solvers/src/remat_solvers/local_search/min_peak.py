@@ -28,7 +28,7 @@ LAST_STEP = 0.995
 # another reached it (GPT-2 and an FFT model at their smallest peaks).
 KINDS = ((1.0, 30.0), (3.0, 3.0), (0.1, 30.0))
 COOL = 0.1  # ratio of the last temperature to the first
-ROUNDS = 30  # of walks, if none reaches its target
+ROUNDS = 30  # moves of a walk are such that about as many walks can miss their targets
 
 
 def minimize_peak(
@@ -64,7 +64,7 @@ def minimize_peak(
     while peak > max(goal_nbytes, floor_nbytes) and descent.goes_on and left > 0 and not deadline.reached():
         targets, hot, price = descent.next(peak)
         walks = [AnnealingWalk(arrays, best, each, seed + i, price) for i, each in enumerate(targets)]
-        tasks = [partial(walk.reach, min(left, share), hot, COOL * hot) for walk in walks]
+        tasks = [partial(walk.reach, min(max(1, left // 2), share), hot, COOL * hot) for walk in walks]
         found = in_parallel(tasks, deadline)
         left -= sum(max(1, walk.tried) for walk in walks)
         seed += len(walks)

@@ -56,7 +56,7 @@ class Auto:
     Attributes:
         seed: of the search's random numbers.
         moves: changes that the search may try, and as many again where a wide gap is left, fewer where it
-            gains nothing; None for an amount that takes about 2 s at 600 ops.
+            gains nothing; None for an amount that takes about 3 s at 600 ops.
         gap: stop when the overhead is within this ratio of base time from the lower bound; walks, which take
             the most time, stop at twice that.
         starts: valid orders to begin with, such as the plan of a smaller budget.
@@ -179,7 +179,8 @@ class _Portfolio:
             if self.known.closed():  # and what the walks did depends on when the rounds ended
                 return
             self.known.take(first.incumbent, self.deadline)
-            walks.seed, walks.tried, starts = first.seed, first.tried, found
+            walks.seed, walks.walked, walks.tried = first.seed, first.walked, first.tried
+            starts = found
         walks.begin(starts, self.deadline)
         walks.go_on(self.deadline)
         self.moves += walks.tried

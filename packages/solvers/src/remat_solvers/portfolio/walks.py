@@ -7,6 +7,7 @@ side by side as there are lanes.
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import attrs
 
@@ -23,6 +24,8 @@ CLOSED = 0.005  # or of the gap, if that is more
 # Walks: their moves, and (start temperature, price of memory). With the same moves in all, long walks found
 # no more than short ones of mixed temperatures (three graphs at 20 %).
 WALK_MOVES = 50_000
+DEFAULT = 1.5  # moves of a search with those from starts, as a ratio of `default_moves`
+COLD = 0.01  # the last temperature
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
 FROM_BEST = ((0.1, 0.3), (1.0, 3.0), (0.3, 0.3), (0.1, 1.0), (1.0, 10.0))
 FROM_OTHERS = ((0.1, 0.3), (1.0, 3.0))
@@ -39,10 +42,10 @@ class Walks:
     Attributes:
         incumbent: its plans and bound.
         seed: of the next walk.
-        moves: that a search may try; None for an amount that takes about 2 s at 600 ops.
+        moves: that a search may try; None for an amount that takes about 3 s at 600 ops.
         rival_s: time of a plan of another graph, which this one shall beat.
         lanes: walks that run at once.
-        tried: moves so far.
+        walked, tried: walks and moves so far.
         needless: set by another thread to end the search after the walk that runs.
     """
 
@@ -51,31 +54,33 @@ class Walks:
     moves: int | None
     rival_s: float
     lanes: int
+    walked: int = 0
     tried: int = 0
     needless: bool = False
 
     def begin(self, starts: list[Ints], deadline: Deadline) -> None:
         """Walk from the best starts."""
-        plans = [(start, *pair) for start in self.best_of(starts) for pair in FROM_START]
-        for some in batches(plans[: self._most_walks], self.lanes):
-            if self.ended(deadline):
+        plans = [(start, *pair) for start in self._best_of(starts) for pair in FROM_START]
+        for some in batches(plans, self.lanes):
+            if self._ended(deadline):
                 return
             self._run(some, deadline)
 
     def go_on(self, deadline: Deadline) -> None:
         """Walk from the best plans while that gains."""
-        known, idle, done = self.incumbent, 0, 0
+        known, idle = self.incumbent, 0
         walks = self._plans()
-        while done < self._most_walks and idle < self.patience and not self.ended(deadline):
+        while idle < self._patience and not self._ended(deadline):
             before_s = known.best_s
             self._run(list(itertools.islice(walks, self.lanes)), deadline)
-            done += self.lanes
             least_s = max(MOVED * known.base_s, CLOSED * (before_s - known.bound_s))
             idle = 0 if known.best_s < before_s - least_s else idle + self.lanes
 
-    def ended(self, deadline: Deadline) -> bool:
-        """Whether the gap is closed, nobody needs more, or time is up."""
-        return self.needless or self.incumbent.closed(2 * self.incumbent.gap) or deadline.reached()
+    def _ended(self, deadline: Deadline) -> bool:
+        """Whether the gap is closed, nobody needs more, or the moves or the time are used up."""
+        if self.needless or self.walked >= self._most_walks:
+            return True
+        return self.incumbent.closed(2 * self.incumbent.gap) or deadline.reached()
 
     def _run(self, plans: list[tuple[Ints, float, float]], deadline: Deadline) -> None:
         known, each = self.incumbent, self._moves_of_walk
@@ -84,24 +89,24 @@ class Walks:
             walk = AnnealingWalk(known.arrays, order, known.budget_nbytes, self.seed, price)
             self.seed += 1
             walks.append(walk)
-            tasks.append(lambda part, walk=walk, hot=hot: walk.anneal(each, hot, 0.01, part))
-        for walk, order in zip(walks, in_parallel(tasks, deadline), strict=True):
+            tasks.append(partial(walk.anneal, each, hot, COLD))
+        self.walked += len(walks)
+        for walk, found in zip(walks, in_parallel(tasks, deadline), strict=True):
             self.tried += walk.tried
-            if order is not None:
-                known.add(order, "search", deadline)
+            if found is not None:
+                known.add(found, "search", deadline)
         deadline.report("search", known.best_s, known.bound_s)
 
     @property
-    def patience(self) -> int:
+    def _patience(self) -> int:
         """Walks without a gain after which the search ends."""
-        if self.incumbent.best_s > self.rival_s:
-            return HOPELESS
-        return next((walks for gap, walks in PATIENCE if self.incumbent.closed(gap)), MOST_PATIENCE)
+        walks = next((walks for gap, walks in PATIENCE if self.incumbent.closed(gap)), MOST_PATIENCE)
+        return min(walks, HOPELESS) if self.incumbent.best_s > self.rival_s else walks
 
     @property
     def _most_walks(self) -> int:
         ops, each = len(self.incumbent.arrays.backward), self._moves_of_walk
-        most = default_moves(ops) if self.moves is None else self.moves
+        most = round(DEFAULT * default_moves(ops)) if self.moves is None else self.moves
         return -(-most * (1 if self.incumbent.closed(WIDE) else 2) // each) if each else 0
 
     @property
@@ -109,7 +114,7 @@ class Walks:
         each = fewer_moves(WALK_MOVES, len(self.incumbent.arrays.backward))
         return each if self.moves is None else min(each, self.moves)
 
-    def best_of(self, starts: list[Ints]) -> list[Ints]:
+    def _best_of(self, starts: list[Ints]) -> list[Ints]:
         """The fastest starts that differ, or if none fits those with the smallest peaks."""
         known = self.incumbent
 

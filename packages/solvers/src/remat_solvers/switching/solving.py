@@ -42,7 +42,7 @@ PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
 JOINT_MOVES = 0.1  # flips as a share of a solve
 LEAST_MOVES = 40_000
-# Start temperatures and prices of an annealing, as many as lanes.
+# Start temperatures and prices of an annealing.
 WALKS = ((1.0, 3.0), (0.1, 0.3))
 # All off is planned unless another decision saves more than this ratio of base time: two searches of one
 # graph ended up to a hundredth apart (small transformers at 40 %).
