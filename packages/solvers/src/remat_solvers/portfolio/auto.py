@@ -179,7 +179,7 @@ class _Portfolio:
             if self.known.closed():  # and what the walks did depends on when the rounds ended
                 return
             self.known.take(first.incumbent, self.deadline)
-            walks.seed, walks.walked, walks.tried = first.seed, first.walked, first.tried
+            walks.seed, walks.done, walks.tried = first.seed, first.done, first.tried
             starts = found
         walks.begin(starts, self.deadline)
         walks.go_on(self.deadline)

@@ -45,7 +45,7 @@ class Walks:
         moves: that a search may try; None for an amount that takes about 3 s at 600 ops.
         rival_s: time of a plan of another graph, which this one shall beat.
         lanes: walks that run at once.
-        walked, tried: walks and moves so far.
+        done, tried: walks and moves so far.
         needless: set by another thread to end the search after the walk that runs.
     """
 
@@ -54,7 +54,7 @@ class Walks:
     moves: int | None
     rival_s: float
     lanes: int
-    walked: int = 0
+    done: int = 0
     tried: int = 0
     needless: bool = False
 
@@ -78,7 +78,7 @@ class Walks:
 
     def _ended(self, deadline: Deadline) -> bool:
         """Whether the gap is closed, nobody needs more, or the moves or the time are used up."""
-        if self.needless or self.walked >= self._most_walks:
+        if self.needless or self.done >= self._most_walks:
             return True
         return self.incumbent.closed(2 * self.incumbent.gap) or deadline.reached()
 
@@ -90,7 +90,7 @@ class Walks:
             self.seed += 1
             walks.append(walk)
             tasks.append(partial(walk.anneal, each, hot, COLD))
-        self.walked += len(walks)
+        self.done += len(walks)
         for walk, found in zip(walks, in_parallel(tasks, deadline), strict=True):
             self.tried += walk.tried
             if found is not None:
