@@ -63,6 +63,7 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
     "Lock": {"remat_executor/inspection/read_recorder.py"},  # nobody waits: who does not get it goes on
     "Thread": {"remat_offload/copy_lanes/threaded.py"},
     "ThreadPoolExecutor": {"remat_solvers/parallel.py"},  # a fork in it does the work of the threads itself
+    "wait": {"remat_solvers/parallel.py"},  # for those threads, by the process that began them
     "SimpleQueue": {"remat_offload/copy_lanes/threaded.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/fork_lock.py", "remat_offload/copy_lanes/threaded.py"},
     "Popen": {"remat_solvers/subprocess_json.py"},  # looked at until a limit, and killed
@@ -123,6 +124,7 @@ def test_whatever_can_wait_is_known() -> None:
         ("remat_executor/fork_lock.py", "self._lock.acquire", 1),
         ("remat_solvers/subprocess_json.py", "process.communicate", 1),
         ("remat_graph/serialization/pipes.py", "select.select", 1),
+        ("remat_solvers/parallel.py", "wait", 1),
         ("remat_offload/engine/accumulation.py", "added.wait", 1),
     ],
 )

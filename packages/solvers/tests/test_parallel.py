@@ -12,11 +12,11 @@ import pytest
 import remat_solvers
 from remat_graph import noremat_peak_nbytes
 from remat_graph.testing.random_switches import with_random_switches
-from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget
+from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solve_switches
 from remat_solvers.local_search import joint, min_peak
 from remat_solvers.parallel import LANES, batches, in_parallel
 from remat_solvers.portfolio import auto, walks
-from remat_solvers.switching import solve_switches, solving
+from remat_solvers.switching import solving
 from remat_solvers.testing import mobile, random_graph, transformer, unet
 
 LONG_S = 60.0
@@ -144,10 +144,16 @@ def test_moves_bound_the_search(moves: int) -> None:
 
 def test_a_caller_is_asked_while_it_waits_for_others() -> None:
     """Ctrl-C and the line of progress do not wait until the longest part has ended."""
-    asked: list[float] = []
-    deadline = Deadline(LONG_S, on_check=lambda: asked.append(time.monotonic()))
-    in_parallel([lambda _: None, lambda _: time.sleep(0.3)], deadline)
-    assert len(asked) > 2
+    asked: list[None] = []
+    enough = threading.Event()
+
+    def ask() -> None:
+        asked.append(None)
+        if len(asked) == 3:
+            enough.set()
+
+    ended = in_parallel([lambda _: True, lambda _: enough.wait(LONG_S)], Deadline(LONG_S, on_check=ask))
+    assert [True, True] == ended
 
 
 def test_compiled_loops_let_other_threads_run() -> None:
