@@ -13,6 +13,8 @@ CHUNK = 4_000  # moves between two checks of the deadline, and the longest that 
 FULL_OPS = 600  # of the largest graph on which a short walk gets all of its moves
 SMALL_OPS = 300  # smaller graphs get less work in all
 
+COLD = 0.01  # the usual last temperature, in mean op times
+
 FLIPS = 0.02  # share of the changes that flip switches, where there are any
 
 # Shares of evict, drop, shift, exchange, evict a run, drop a run, shift a first run.

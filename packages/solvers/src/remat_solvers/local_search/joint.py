@@ -23,7 +23,7 @@ import numpy as np
 from remat_graph import Graph, Schedule, Specialized, specialize, switches_on
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
-from remat_solvers.local_search.anneal import AnnealingWalk
+from remat_solvers.local_search.anneal import COLD, AnnealingWalk
 from remat_solvers.local_search.evict import evict
 from remat_solvers.local_search.min_peak import COOL, ROUNDS, Descent, default_peak_moves
 from remat_solvers.local_search.polish import polish
@@ -155,36 +155,34 @@ class JointSearch:
         self.add(made, order, deadline)
 
     def anneal(self, walks: Sequence[Walk], deadline: Deadline) -> None:
-        """Anneal decision and sequence, from several starts side by side."""
-
-        def found(walk: Walk, state: AnnealingWalk, part: Deadline) -> tuple[Specialized, Ints] | None:
-            best = state.anneal(walk.moves, walk.hot, 0.01, part)
-            return None if best is None else self.choice.narrow(state.best_on, best)
-
+        """Anneal decisions and sequences in parallel."""
         states = [self._begin(walk.start, self.budget_nbytes, walk.price) for walk in walks]
-        tasks = [partial(found, *each) for each in zip(walks, states, strict=True)]
-        for state, result in zip(states, in_parallel(tasks, deadline), strict=True):
-            self.tried += state.tried
-            if result is not None:
-                self.add(*result, deadline)
-                self.flip_greedily(self.found[result[0].on], deadline)
+        for state, order in zip(states, self._annealed(walks, states, deadline), strict=True):
+            if order is not None:
+                made, order = self.choice.narrow(state.best_on, order)
+                self.add(made, order, deadline)
+                self.flip_greedily(self.found[made.on], deadline)
 
     def anneal_sequences(self, walks: Sequence[Walk], deadline: Deadline) -> None:
-        """Anneal sequences alone, side by side; the decisions stay."""
-
-        def found(walk: Walk, state: AnnealingWalk, part: Deadline) -> Ints | None:
-            return state.anneal(walk.moves, walk.hot, 0.01, part)
-
+        """Anneal sequences alone in parallel; the decisions stay."""
         states = []
         for walk in walks:
             self._walks += 1
             arrays, seed = self.arrays(walk.start.made), self.seed + self._walks
             states.append(AnnealingWalk(arrays, walk.start.order, self.budget_nbytes, seed, walk.price))
-        tasks = [partial(found, *each) for each in zip(walks, states, strict=True)]
-        for walk, state, order in zip(walks, states, in_parallel(tasks, deadline), strict=True):
-            self.tried += state.tried
+        for walk, order in zip(walks, self._annealed(walks, states, deadline), strict=True):
             if order is not None:
                 self.add(walk.start.made, order, deadline)
+
+    def _annealed(
+        self, walks: Sequence[Walk], states: list[AnnealingWalk], deadline: Deadline
+    ) -> list[Ints | None]:
+        """The best sequences of walks that fit."""
+        pairs = zip(walks, states, strict=True)
+        tasks = [partial(state.anneal, walk.moves, walk.hot, COLD) for walk, state in pairs]
+        found = in_parallel(tasks, deadline)
+        self.tried += sum(state.tried for state in states)
+        return found
 
     def flip_greedily(self, start: DecidedOrder, deadline: Deadline) -> None:
         """Flip single switches of a decision that fits while that saves time; those that save none go off."""

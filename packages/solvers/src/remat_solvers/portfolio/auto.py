@@ -34,7 +34,7 @@ from remat_solvers.methods.noremat import NoRemat
 from remat_solvers.parallel import LANES, in_parallel
 from remat_solvers.portfolio.incumbent import Incumbent, warn
 from remat_solvers.portfolio.isolated import solve_in_subprocess
-from remat_solvers.portfolio.walks import WIDE, Walks
+from remat_solvers.portfolio.walks import MOVED, WIDE, Walks
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 
 Stats = dict[str, int | float | str | bool]
@@ -45,7 +45,7 @@ CUTS = 12  # prices for the cut between forward and backward
 COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 500, 400
 LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
-IDLE_ROUNDS, MOVED = 3, 1e-4  # rounds end after three that gain less than this share of base time
+IDLE_ROUNDS = 3  # rounds end after as many that gain less than `MOVED`
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
 
 
@@ -61,8 +61,8 @@ class Auto:
             the most time, stop at twice that.
         starts: valid orders to begin with, such as the plan of a smaller budget.
         proofs: whether to raise the lower bound by the coarse program, whose solutions are starts too.
-        bound: whether a higher bound is worth time; else only plans are.
-        rival_s: time of a plan found otherwise; a search that stays slower ends soon.
+        bound_gains: whether a round that raises only the bound gains; else only one that finds a plan does.
+        rival_s: seconds of a plan that is known already; a search for plans that stays slower ends soon.
         guests: names of other registered solvers whose results count too; each runs in its own process, and
             one that crashes, hangs or returns nonsense is skipped with a warning.
         guest_seconds: time limit of each guest.
@@ -74,7 +74,7 @@ class Auto:
     gap: float = attrs.field(default=0.0005, validator=attrs.validators.ge(0))
     starts: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=tuple)
     proofs: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
-    bound: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    bound_gains: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
     rival_s: float = attrs.field(default=float("inf"), validator=attrs.validators.gt(0))
     guests: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     guest_seconds: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
@@ -244,6 +244,7 @@ class _Portfolio:
     def refine(self, coarse: CoarseBound, deadline: Deadline) -> list[Ints]:
         """Solve rounds of the coarse program while they finish, are cheap, and gain; return the sequences."""
         found: list[Ints] = []
+        known = self.known
         ops = max(LEAST_OPS, len(self.problem.graph.ops))
         left, most = COARSE_WORK * ops, MOST_COARSE_WORK * ops
         while (
@@ -253,32 +254,32 @@ class _Portfolio:
         ):
             variables = max(1, coarse.variables)
             checks = min(CHECKS, min(left, most) // variables)
-            if checks < LEAST_CHECKS or (self.known.closed() and not coarse.proving):
+            if checks < LEAST_CHECKS or (known.closed() and not coarse.proving):
                 break
-            best_s, bound_s = self.known.best_s, self.known.bound_s
+            best_s, bound_s = known.best_s, known.bound_s
             try:
-                result = coarse.round(deadline, enough_s=self.known.best_s - self.known.base_s, checks=checks)
+                result = coarse.round(deadline, enough_s=known.best_s - known.base_s, checks=checks)
             except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
                 warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
                 break
-            if self.known.base_s + result.extra_s > self.known.best_s + result.slack_s:
+            if known.base_s + result.extra_s > known.best_s + result.slack_s:
                 warn("the coarse program returned a bound above the time of a known schedule")
-                self.known.bound_s = self.known.cut_s
+                known.bound_s = known.cut_s
                 break
-            self.known.bound_s = max(self.known.bound_s, self.known.base_s + result.extra_s)
+            known.bound_s = max(known.bound_s, known.base_s + result.extra_s)
             if result.order is not None:
                 found += self.attempt("coarse", partial(self.fitting, result))
-            if result.proven and self.known.best_s - self.known.bound_s <= result.slack_s:
-                self.known.bound_s = self.known.best_s
+            if result.proven and known.best_s - known.bound_s <= result.slack_s:
+                known.bound_s = known.best_s
             self.rounds += 1
             most -= result.checks * variables
-            least_s = MOVED * self.known.base_s
-            raised_s = min(self.known.bound_s, self.known.best_s) - bound_s
-            raised_s = raised_s if self.settings.bound else 0.0
-            gained = self.known.best_s < best_s - least_s or raised_s > least_s
+            least_s = MOVED * known.base_s
+            raised_s = min(known.bound_s, known.best_s) - bound_s
+            raised_s = raised_s if self.settings.bound_gains else 0.0
+            gained = known.best_s < best_s - least_s or raised_s > least_s
             self.idle_rounds = 0 if gained else self.idle_rounds + 1
             left = COARSE_WORK * ops if gained else left - result.checks * variables
-            left = max(left, int(PER_GAIN * ops * min(1.0, raised_s / (WIDE * self.known.base_s))))
+            left = max(left, int(PER_GAIN * ops * min(1.0, raised_s / (WIDE * known.base_s))))
             if not result.ended:
                 break
         return found

@@ -1,8 +1,8 @@
 """Annealing walks from several starts, until they gain nothing.
 
-First a short cold and a short warm walk from each of the best starts, then walks from the best plan and from
-other fast ones by turns, until several in a row gain nothing: the wider the gap, the more. As many walks run
-side by side as there are lanes.
+First a short cold and a short warm walk from each of the best starts, then walks from the best plan and, now
+and then, from other fast ones, until several in a row gain nothing: the wider the gap, the more. As many
+walks run in parallel as there are lanes.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from functools import partial
 import attrs
 
 from remat_solvers.evaluation.arrays import Ints, evaluate
-from remat_solvers.local_search.anneal import AnnealingWalk, default_moves, fewer_moves
+from remat_solvers.local_search.anneal import COLD, AnnealingWalk, default_moves, fewer_moves
 from remat_solvers.parallel import batches, in_parallel
 from remat_solvers.portfolio.incumbent import Incumbent
 from remat_solvers.protocol import Deadline
@@ -25,7 +25,6 @@ CLOSED = 0.005  # or of the gap, if that is more
 # no more than short ones of mixed temperatures (three graphs at 20 %).
 WALK_MOVES = 50_000
 DEFAULT = 1.5  # moves of a search with those from starts, as a ratio of `default_moves`
-COLD = 0.01  # the last temperature
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
 FROM_BEST = ((0.1, 0.3), (1.0, 3.0), (0.3, 0.3), (0.1, 1.0), (1.0, 10.0))
 FROM_OTHERS = ((0.1, 0.3), (1.0, 3.0))

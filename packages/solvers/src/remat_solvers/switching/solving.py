@@ -312,13 +312,13 @@ class _Decisions:
         starts = () if afresh or one is self.off else (tuple(one.order.tolist()),)
         if not starts:
             self.planned.add(one.made.on)
-        chosen = attrs.evolve(self.solver, starts=starts)
-        if hasattr(chosen, "bound"):
-            chosen = attrs.evolve(chosen, bound=False)
-        if afresh and hasattr(chosen, "rival_s"):
-            chosen = attrs.evolve(chosen, rival_s=self.best_s)
-        if afresh and hasattr(chosen, "proofs") and len(self.graph.ops) > SMALL_OPS:
-            chosen = attrs.evolve(chosen, proofs=False)  # the bound of one decision bounds nothing else
+        changed: dict[str, object] = {"starts": starts, "bound_gains": False}
+        if afresh:
+            changed["rival_s"] = self.best_s
+            if len(self.graph.ops) > SMALL_OPS:
+                changed["proofs"] = False  # the bound of one decision bounds nothing else
+        fields = attrs.fields_dict(type(self.solver))
+        chosen = attrs.evolve(self.solver, **{name: changed[name] for name in changed if name in fields})
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
         return solution
 
