@@ -39,6 +39,7 @@ class Captured:
         mutations: (placeholder, node of its new content).
         gradients: (placeholder, node of its gradient) of placeholders that have one.
         changes: what the forward assigned on its modules, which capture undid.
+        as_if_compiling: whether it has the branches that a forward takes for compilers.
     """
 
     graph_module: torch.fx.GraphModule
@@ -50,3 +51,4 @@ class Captured:
     mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
     gradients: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
     changes: Changes = attrs.field(factory=Changes)
+    as_if_compiling: bool = False

@@ -54,11 +54,10 @@ def capture(
     call = call or module.forward
     step = TracedStep(module, tensors, differentiate, call, is_standard, absent)
     step.train(module.training)
-    # Results of other autograd graphs become leaves of this one; torch looks for the .grad of each.
-    inputs = tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
+    inputs = trace_inputs(tensors)
     stopped: Exception | None = None
     try:
-        with _kernels(tensors.device.type, absent):
+        with kernels_of(tensors.device.type, absent):
             joint = with_torch_randomness_only(lambda: _as_eager_branches(step, inputs), tensors)
     except CaptureError as refused:
         place = where(refused, module)
@@ -89,8 +88,13 @@ def capture(
     return captured
 
 
+def trace_inputs(tensors: Tensors) -> tuple[Tensor, ...]:
+    """The inputs of a trace; torch looks for the .grad of each, so results of other graphs become leaves."""
+    return tuple(t if t.is_leaf else t.detach().requires_grad_(t.requires_grad) for t in tensors.inputs)
+
+
 @context
-def _kernels(device_type: str, absent: torch.device | None) -> Generator[None, None, None]:
+def kernels_of(device_type: str, absent: torch.device | None) -> Generator[None, None, None]:
     """Trace what eager runs on a device, where torch's trace runs something else or nothing."""
     with (
         nullcontext() if absent is None else kernels_of_cuda(),

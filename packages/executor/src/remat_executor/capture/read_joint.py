@@ -90,6 +90,7 @@ def read_joint(
         mutations=tuple((placeholders[o.of_input], o.node) for o in by_kind[OutputKind.MUTATION]),
         gradients=tuple((placeholders[o.of_input], o.node) for o in by_kind[OutputKind.GRADIENT]),
         changes=result.changes,
+        as_if_compiling=joint.as_if_compiling,
     )
 
 

@@ -1,5 +1,6 @@
 """Annotate the ops of a graph with costs: measured seconds and workspaces; FLOPs and bytes for platforms."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -12,8 +13,10 @@ from torch.utils.flop_counter import flop_registry
 from remat_executor.capture.captured import Captured
 from remat_executor.costs.arguments import Arguments
 from remat_executor.costs.cache import CostCache, MeasuredCost
+from remat_executor.costs.device_timer import Seconds
 from remat_executor.costs.kernel_sources import source_hash
 from remat_executor.costs.measure import measure
+from remat_executor.costs.other_sizes import Kind, OtherSizes
 from remat_executor.costs.stopwatch import Request
 from remat_executor.costs.unmeasured import Rates
 from remat_executor.current_device import as_current
@@ -41,6 +44,7 @@ def with_costs(
     cache: CostCache | None,
     platform: Platform | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    sizes: OtherSizes | None = None,
 ) -> Graph:
     """The graph with measured workspaces and times, or those of a platform.
 
@@ -55,6 +59,7 @@ def with_costs(
         cache: costs of earlier measurements.
         platform: gives the times instead of the clock, and the workspaces of operators measured there.
         on_progress: called with (keys done, keys in all).
+        sizes: what operators took at other sizes of the step; what is measured here is added.
     """
     given = dict(zip(captured.externals, tensors.flat, strict=True))
     arguments = Arguments(captured.graph_module, given, translation)
@@ -73,7 +78,22 @@ def with_costs(
         if key not in requests:
             requests[key] = arguments.request(recipe, repeat=k > 0)
     replaceable = {key for (i, _), key in keys.items() if graph.ops[i].alternatives}
-    costs = measure(requests, translation.device, cache, on_progress, replaceable=replaceable)
+    sizes = sizes or OtherSizes.on(translation.device.type)
+    kinds = {} if platform is not None else _kinds(translation, keys, sizes)  # it gives the times
+    estimates = {
+        key: seconds for key, kind in kinds.items() if (seconds := sizes.estimate(*kind)) is not None
+    }
+    costs = measure(
+        requests,
+        translation.device,
+        cache,
+        on_progress,
+        replaceable=replaceable,
+        estimates=estimates,
+    )
+    for key in (kinds.keys() & costs.keys()) - estimates.keys():
+        if not costs[key].doubtful:
+            sizes.add(*kinds[key], Seconds(costs[key].time_s, costs[key].issue_s))
 
     graph = _with_real_sizes(translation, requests, {key: cost.output_nbytes for key, cost in costs.items()})
     found = {place: _Cost(m.time_s, m.issue_s, m.workspace_nbytes) for place, m in known.items()}
@@ -106,6 +126,20 @@ def _running(translation: Translation) -> Iterator[_Place]:
             recipe = translation.recipe(i, k)
             if not isinstance(recipe, RunKernel) or recipe.change.kernel is not None:
                 yield i, k
+
+
+def _kinds(
+    translation: Translation, keys: Mapping[_Place, str], sizes: OtherSizes
+) -> dict[str, tuple[Kind, OpCost]]:
+    """For each key what it has in common with other sizes, and its work."""
+    found: dict[str, tuple[Kind, OpCost]] = {}
+    seen: Counter[Kind] = Counter()
+    for (i, k), key in keys.items():
+        kind = sizes.kind(translation.graph.ops[i].layer, key)
+        seen[kind] += 1
+        if key not in found:
+            found[key] = kind._replace(place=seen[kind]), op_cost(translation, translation.graph, i, k)
+    return found
 
 
 def _no_faster_than_the_call(translation: Translation, found: Mapping[_Place, _Cost]) -> dict[_Place, _Cost]:

@@ -16,6 +16,8 @@ which the host works to issue them is kept apart: a step of many small operators
 A few long operators would dominate the time to plan, so runs are added only up to 0.1 s. Where torch's own
 operator takes 0.1 s on CPU, its first run is the only one: initialization takes milliseconds.
 
+Where the time is known from other sizes (``other_sizes``), the operator runs for its bytes alone.
+
 Bytes are read from the allocator (``remat_executor.memory.allocator``), so on CUDA they are rounded up to its
 blocks. On CPU the first run of 38 operators needed the same workspace as later ones, with one thread or two:
 there the bytes of torch's own operators are those of the first run, elsewhere of the last.
@@ -29,7 +31,7 @@ import torch
 
 from remat_executor.costs.busy import measured_again
 from remat_executor.costs.cache import CostCache, MeasuredCost
-from remat_executor.costs.device_timer import DeviceTimer
+from remat_executor.costs.device_timer import DeviceTimer, Seconds
 from remat_executor.costs.failures import MeasureError, failures_named
 from remat_executor.costs.stopwatch import (
     HostClocks,
@@ -56,6 +58,7 @@ def measure(
     on_progress: Callable[[int, int], None] | None = None,
     clock: HostClocks | None = None,
     replaceable: Container[str] = (),
+    estimates: Mapping[str, Seconds] | None = None,
 ) -> dict[str, MeasuredCost]:
     """Measure operators whose costs the cache does not know, or knows as doubtful.
 
@@ -67,6 +70,7 @@ def measure(
         on_progress: called with the number of keys done and their total, first with the number of known ones.
         clock: of the host; it times operators on the CPU, and their issuing elsewhere. None: the system's.
         replaceable: keys that are left out if they do not fit in what is free.
+        estimates: times that need not be measured, by key; they are not added to the cache.
 
     Returns:
         The cost of each key, in the order of the requests.
@@ -78,7 +82,7 @@ def measure(
     Warns:
         RematWarning: other processes kept the cores busy, and times are doubtful.
     """
-    device, clock = torch.device(device), clock or HostClocks()
+    device, clock, estimates = torch.device(device), clock or HostClocks(), estimates or {}
     known = cache.get(requests) if cache is not None else {}
     found = _Found(cache=cache, costs=dict(known))
     report = on_progress or (lambda done, total: None)
@@ -94,12 +98,17 @@ def measure(
                 if key in known:
                     continue
                 try:
-                    found.add({key: _measure_one(key, factory, device, clock)})
+                    if key in estimates:
+                        found.costs[key] = _measure_bytes(key, factory, device, clock, estimates[key])
+                    else:
+                        found.add({key: _measure_one(key, factory, device, clock)})
                 except MeasureError as error:
                     if key not in replaceable or not error.out_of_memory:
                         raise
                 report(len(found.costs), len(requests))
-            fresh = {key: cost for key, cost in found.costs.items() if key not in known}
+            fresh = {
+                key: cost for key, cost in found.costs.items() if key not in known and key not in estimates
+            }
             waited = {key: cost for key, cost in fresh.items() if cost.doubtful}
             busy = len(waited) > _BUSY * len(fresh)
             again = measured_again(waited, requests, clock, busy)
@@ -167,8 +176,7 @@ def _measure_one(key: str, factory: Request, device: torch.device, clock: HostCl
         thunk, watch = factory(), stopwatch(key, clock)
         time_s, peak_nbytes, end_nbytes = _observed(thunk, device, watch)
         issue_s = 0.0
-        # Other operators may compile at their first run.
-        sets_up_little = device.type == "cpu" and key.removeprefix("again: ").startswith("aten.")
+        sets_up_little = _sets_up_little(key, device)
         if device.type != "cpu":
             time_s, issue_s = seconds_of(thunk, DeviceTimer.of(device, clock.worked), lower_quartile)
         elif time_s < _LONG_S or not sets_up_little:
@@ -176,12 +184,32 @@ def _measure_one(key: str, factory: Request, device: torch.device, clock: HostCl
             time_s, _ = seconds_of(thunk, watch)
         if not sets_up_little:
             _, peak_nbytes, end_nbytes = _observed(thunk, device, stopwatch(key, clock))
+    cost = _cost(Seconds(time_s, issue_s), peak_nbytes, end_nbytes)
+    return attrs.evolve(cost, doubtful=device.type == "cpu" and watch.spoiled)
+
+
+def _measure_bytes(
+    key: str, factory: Request, device: torch.device, clock: HostClocks, seconds: Seconds
+) -> MeasuredCost:
+    """The cost of an operator whose time is known."""
+    with failures_named(key):
+        thunk = factory()
+        for _ in range(1 if _sets_up_little(key, device) else 2):
+            _, peak_nbytes, end_nbytes = _observed(thunk, device, stopwatch(key, clock))
+    return _cost(seconds, peak_nbytes, end_nbytes)
+
+
+def _sets_up_little(key: str, device: torch.device) -> bool:
+    """Whether the first run of an operator needs the memory of later ones; others may compile then."""
+    return device.type == "cpu" and key.removeprefix("again: ").startswith("aten.")
+
+
+def _cost(seconds: Seconds, peak_nbytes: int, end_nbytes: int) -> MeasuredCost:
     return MeasuredCost(
-        time_s=time_s,
+        time_s=seconds.run_s,
         workspace_nbytes=max(0, peak_nbytes - max(0, end_nbytes)),
         output_nbytes=max(0, end_nbytes),
-        issue_s=issue_s,
-        doubtful=device.type == "cpu" and watch.spoiled,
+        issue_s=seconds.issue_s,
     )
 
 

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import nn
 
+from remat_executor.capture.any_size import AnySize, capture_any_size
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.filled_defaults import check_filled_defaults
 from remat_executor.capture.joint_graph import capture, raise_as_original
@@ -33,10 +34,12 @@ from remat_executor.module.peak_check import (
     surely_within,
 )
 from remat_executor.module.planned_step import PlannedStep
+from remat_executor.module.shared_captures import Sharing
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.registry import RuntimeFactory
 from remat_executor.torch_private.precision import without_any_autocast
 from remat_executor.torch_private.pytrees import unflatten
+from remat_executor.torch_private.symbolic_sizes import Place
 from remat_executor.translation.dropped_outputs import OutputsState, check_outputs
 from remat_executor.translation.translate import translate
 from remat_executor.translation.translation import Translation
@@ -84,8 +87,10 @@ class CallToPlan:
         forward: what is captured: the module's forward, or what is called instead.
         is_standard: whether an output, given with its structure, is of the kind that the module returns.
         on_captured: called with the captured step.
+        on_translated: called with it and its translation, unless it was not captured by itself.
         on_measured: called with it once its costs are known.
         recorder: records which attributes capture reads.
+        sharing: captures of calls that differ in sizes alone.
     """
 
     model: nn.Module
@@ -94,16 +99,25 @@ class CallToPlan:
     forward: Callable[..., Any]
     is_standard: IsStandard = always_standard
     on_captured: Callable[[Captured], None] = lambda captured: None
+    on_translated: Callable[[Captured, Translation], None] = lambda captured, translation: None
     on_measured: Callable[[Captured], None] = lambda captured: None
     recorder: ReadRecorder = attrs.field(factory=ReadRecorder)
+    sharing: Sharing | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Traced:
-    """The joint graph of a call's step, and the tensors of the trace: the call's, or fake ones."""
+    """The joint graph of a call's step.
+
+    Attributes:
+        captured: the joint graph.
+        tensors: of the trace: the call's, or fake ones.
+        shared: whether it comes from a capture for any size.
+    """
 
     captured: Captured
     tensors: Tensors
+    shared: bool = False
 
 
 def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFunction) -> PlannedStep:
@@ -118,6 +132,8 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
     try:
         traced = stages.capture(call)
         translation = stages.translate(call, traced)
+        if not traced.shared:
+            call.on_translated(traced.captured, translation)
         graph = stages.annotate(call, traced, translation)
         plan = planner(graph)
         placed = stages.place(call, graph, plan)
@@ -176,8 +192,12 @@ class PipelineStages:
 
     @_unknown_cases_refused()
     def capture(self, call: CallToPlan) -> Traced:
-        """Trace the joint graph of the step."""
+        """Trace the joint graph of the step, or take it from a capture for any size."""
         self._report("capture", 0, 1)
+        shared = self._shared(call)
+        if shared is not None:
+            self._report("capture", 1, 1)
+            return Traced(captured=shared, tensors=call.tensors, shared=True)
         with self._on_device(call) as tensors, call.recorder.recording(call.model):
             trace = functools.partial(
                 capture,
@@ -193,6 +213,39 @@ class PipelineStages:
             call.on_captured(captured)
         self._report("capture", 1, 1)
         return Traced(captured=captured, tensors=tensors)
+
+    def _shared(self, call: CallToPlan) -> Captured | None:
+        """The step of a call from a capture for any size; None if there is none."""
+        sharing = call.sharing
+        if sharing is None:
+            return None
+        free = sharing.free(call.tensors)
+        if free is not None:
+            self._capture_any_size(call, sharing, free)
+        captured = sharing.captured(call.tensors)
+        if captured is not None:
+            assert sharing.reads is not None
+            call.recorder.reads = sharing.reads
+            call.on_captured(captured)
+        return captured
+
+    def _capture_any_size(self, call: CallToPlan, sharing: Sharing, free: frozenset[Place]) -> None:
+        def trace(as_if_compiling: bool) -> AnySize:
+            with call.recorder.recording(call.model):
+                return capture_any_size(
+                    call.model,
+                    call.tensors,
+                    free,
+                    differentiate=self.differentiate,
+                    call=call.forward,
+                    is_standard=call.is_standard,
+                    as_if_compiling=as_if_compiling,
+                )
+
+        def translated(tensors: Tensors, captured: Captured) -> Translation:
+            return self.translate(call, Traced(captured=captured, tensors=tensors))
+
+        sharing.learn(trace, free, call.tensors, translated, lambda: call.recorder.reads)
 
     @_unknown_cases_refused()
     def translate(self, call: CallToPlan, traced: Traced) -> Translation:

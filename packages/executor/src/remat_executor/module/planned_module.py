@@ -14,6 +14,7 @@ from torch import nn
 from remat_executor.costs.annotate import with_costs
 from remat_executor.costs.cache import CostCache
 from remat_executor.costs.check_platform import check_platform
+from remat_executor.costs.other_sizes import OtherSizes
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.objections import reason_for_original, reason_in_force
@@ -141,7 +142,13 @@ class PlannedModule(nn.Module):
         state = checked_state(gradients, other_plans=runtime == "eager" and backend is None)
         first = planner_for(planner, Grads.PRESENT if state == "present" else Grads.NEW)
         stages = PipelineStages(
-            costs=costs or partial(with_costs, cache=CostCache(device, cache_dir), platform=platform),
+            costs=costs
+            or partial(
+                with_costs,
+                cache=CostCache(device, cache_dir),
+                platform=platform,
+                sizes=OtherSizes.on(device.type),
+            ),
             differentiate=output_indices(differentiate),
             on_progress=on_progress,
             device=device,

@@ -25,11 +25,13 @@ class Joint:
         graph_module: the fx module; placeholders and the output node carry descriptors in ``meta["desc"]``.
         of_input: per flat output whether it is an input or a view of one.
         reshaped: whether an input's shape or strides change in place.
+        as_if_compiling: whether the branches for compilers were traced.
     """
 
     graph_module: torch.fx.GraphModule
     of_input: tuple[bool, ...]
     reshaped: bool
+    as_if_compiling: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +132,7 @@ def _as_if_compiling() -> Generator[None, None, None]:
 
 
 @context
-def _as_eager_composes() -> Generator[None, None, None]:
+def as_eager_composes() -> Generator[None, None, None]:
     """Trace composite operators with their C++ implementation, as eager runs them.
 
     Torch's Python decompositions of these differ: other kernels, other rounding, an LSTM without its dropout
@@ -192,7 +194,7 @@ def export_joint(
     with (
         contextlib.ExitStack() as stack,
         _as_if_compiling() if as_if_compiling else contextlib.nullcontext(),
-        _as_eager_composes(),
+        as_eager_composes(),
         _without_flattening(),
         with_careful_fake_cache(),
         without_code(),
@@ -209,6 +211,7 @@ def export_joint(
             graph_module=joint.graph_module,
             of_input=tuple(o.output_type.name in ("is_input", "alias_of_input") for o in found.output_info),
             reshaped=any(i.mutates_metadata for i in found.input_info),
+            as_if_compiling=as_if_compiling,
         )
 
 

@@ -1,6 +1,7 @@
 """Private names of fx modules that generate their Python code late."""
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
 
@@ -15,7 +16,10 @@ def without_code() -> contextlib.AbstractContextManager[None]:
     return lazy
 
 
-def read_later(graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """An fx module that generates its Python code at its first use."""
-    module: torch.fx.GraphModule = private_name("torch.fx._lazy_graph_module", "_LazyGraphModule")({}, graph)
+def read_later(
+    graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor] | None = None
+) -> torch.fx.GraphModule:
+    """An fx module with constants by their names that generates its Python code at its first use."""
+    made = private_name("torch.fx._lazy_graph_module", "_LazyGraphModule")
+    module: torch.fx.GraphModule = made(dict(constants or {}), graph)
     return module
