@@ -135,6 +135,44 @@ def test_a_choice_does_not_lose_to_none(seed: int, monkeypatch: pytest.MonkeyPat
     assert found.lower_bound_s <= found.time_s
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_all_off_is_planned_where_no_other_decision_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice finds a plan where none finds one, even if no cheap plan fits."""
+    solve = solving._Decisions.solve_decided
+    tried: list[frozenset[str]] = []
+    needs: dict[int, int] = {}
+
+    def of_off_alone(self: Any, one: Any, *rest: Any) -> Any:
+        tried.append(one.made.on)
+        solution = solve(self, one, *rest)
+        return attrs.evolve(solution, schedule=None, time_s=None) if one.made.on else solution
+
+    def unplanned(self: JointSearch, on: Any, deadline: Deadline) -> None:
+        made = specialize(self.graph, on)
+        self.add(made, np.arange(len(made.graph.ops)), deadline)
+        needs[id(made.graph)] = 0 if made.on else 1
+
+    def floor(graph: Graph) -> Any:
+        """All off seems to need the most memory."""
+        found = budget_floor(graph)
+        return attrs.evolve(found, nbytes=found.nbytes + needs.get(id(graph), 0) * found.nbytes)
+
+    def not_smaller(graph: Graph, *args: Any, **options: Any) -> Schedule:
+        made = specialize(graph, ())
+        return made.restore(Schedule.from_order(made.graph, range(len(made.graph.ops))))
+
+    monkeypatch.setattr(solving._Decisions, "solve_decided", of_off_alone)
+    monkeypatch.setattr(JointSearch, "quick", unplanned)
+    monkeypatch.setattr(solving, "SMALL_OPS", 0)
+    monkeypatch.setattr(solving, "smallest_peak", not_smaller)
+    monkeypatch.setattr(solving, "budget_floor", floor)
+    graph = switched(seed, ops=16)
+    off = specialize(graph, ()).graph
+    budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
+    assert solve_switches(AUTO, Problem(graph, budget)).feasible
+    assert frozenset() in tried
+
+
 def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some, and none where the plan is near its bound."""
     monkeypatch.setattr(solving, "SMALL_OPS", 0)
@@ -156,7 +194,8 @@ def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.M
             solved.clear()
             solve_switches(AUTO, Problem(graph, budget))
             assert len(solved) == len(set(solved))
-            assert len(solved) <= (1 if wide else 1 + solving.MOST_FAMILIES)
+            others = [on for on, _ in solved if on]  # than all off, which is planned as well
+            assert len(others) <= (1 if wide else 1 + solving.MOST_FAMILIES)
             most = max(most, len(solved))
     assert most > 1
 

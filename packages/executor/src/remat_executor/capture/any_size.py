@@ -226,10 +226,12 @@ def _shows_all(target: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call slices a whole tensor, or is the backward of that."""
     if target is aten.slice.Tensor:
         tensor, *rest = args
-        dimension, start, end, step = [*rest, *[0, None, None, 1][len(rest) :]]
+        given = dict(zip(("dimension", "start", "end", "step"), rest, strict=False))
+        dimension, start = given.get("dimension", 0), given.get("start")
+        end, step = given.get("end"), given.get("step", 1)
         size = tensor.shape[dimension]
     elif target is aten.slice_backward.default:
-        _, shape, dimension, start, end, step = args
+        shape, dimension, start, end, step = args[1:]
         size = shape[dimension]
     else:
         return False

@@ -5,15 +5,15 @@ bound on its time costs little compared with a solve. Candidates are solved from
 bound is below the best time, so most are never solved.
 
 More switches: cheap plans of all off, all on, one family on and one family off; short annealing of all off,
-and some that flips switches while it searches sequences (`local_search.joint`); the solver on the better of
-the two; and short annealing again, which flips switches of that plan. Where a cheap plan of all off fits, all
-off is planned as a graph without switches is, and another decision only if it is better by more than solves
-differ, so that a choice does not lose to none. Whole families that may be better are planned by the solver as
-well: all of them on small graphs, on larger ones the two that are best after short annealing, if the best
-plan is far from the bound. Where nothing fits, the solver gets the decision that could need the least memory,
-then the one with the smallest peak. A solver that takes no `starts` plans all off, all on, one family on and
-one family off in the order of their bounds. The bound of the whole is that of the relaxed graph, or where the
-gap is wide the lowest of the bounds of several parts of the decisions.
+and some that flips switches while it searches sequences (`local_search.joint`); the solver on all off, as it
+plans a graph without switches, and at the same time on the best decision if that is better by more than
+solves differ; and short annealing again, which flips switches of the best plan. So a choice does not lose to
+none. Whole families that may be better are planned by the solver as well: all of them on small graphs, on
+larger ones the two that are best after short annealing, if the best plan is far from the bound. Where nothing
+fits, the solver gets the decision that could need the least memory, then the one with the smallest peak, then
+all off. A solver that takes no `starts` plans all off, all on, one family on and one family off in the order
+of their bounds. The bound of the whole is that of the relaxed graph, or where the gap is wide the lowest of
+the bounds of several parts of the decisions.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -50,7 +50,7 @@ WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
-FAR = 0.02  # a ratio of base time, between plan and bound
+FAR = 0.01  # a ratio of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs
 FAMILY_MOVES = 40_000  # of each annealing that chooses them, by start temperature and price
 FAMILY_ANNEALING = ((0.1, 0.3), (1.0, 3.0))
@@ -168,8 +168,8 @@ class _Decisions:
         self.anneal(part, self.search.fitting[:STARTS], moves)
         if self.closed() or deadline.reached():
             return self.best({"method": "switches"})
-        for one in self.chosen():
-            solution = self.decided(one)
+        for ones in self.chosen():
+            solution = self.decided(*ones)
             if self.search.fitting or deadline.reached():
                 break
         if self.search.fitting and not self.closed(WORTH):
@@ -195,21 +195,28 @@ class _Decisions:
         )
         return MOST_FAMILIES if proven or len(self.graph.ops) <= MEDIUM_OPS or not self.closed(FAR) else 0
 
-    def chosen(self) -> list[DecidedOrder]:
-        """The decisions that the solver plans, until one fits."""
+    def chosen(self) -> list[list[DecidedOrder]]:
+        """The decisions that the solver plans side by side, until one fits; all off is among them."""
+        off = self.search.found[frozenset()]
         if not self.search.fitting:
             found = self.search.found.values()
             lowest = min(found, key=lambda one: budget_floor(one.made.graph).nbytes)
             smallest = min(found, key=lambda one: one.peak_nbytes)
-            return list({one.made.on: one for one in (lowest, smallest)}.values())
-        best, off = self.search.fitting[0], self.off
-        return [best if off is None or off.time_s - best.time_s > WORTH * self.graph.time_s else off]
+            return [[one] for one in {one.made.on: one for one in (lowest, smallest, off)}.values()]
+        best = self.search.fitting[0]
+        if self.fits(off) and off.time_s - best.time_s <= WORTH * self.graph.time_s:
+            return [[off]]
+        return [[best] if best is off else [best, off]]
+
+    def fits(self, one: DecidedOrder) -> bool:
+        """Whether a plan keeps the budget."""
+        return one.peak_nbytes <= self.budget_nbytes
 
     @property
     def off(self) -> DecidedOrder | None:
         """The plan of all off so far, if it fits."""
         found = self.search.found.get(frozenset())
-        return None if found is None or found.peak_nbytes > self.budget_nbytes else found
+        return None if found is None or not self.fits(found) else found
 
     def candidates(self, start: Schedule | None) -> None:
         """Cheap plans of whole families; all off is always among them."""
@@ -309,14 +316,16 @@ class _Decisions:
         part = deadline.share(SOLVER_SHARE)
         part.on_progress = partial(_report_part, deadline, self.best_s, self.lower_s, self.lower_s)
         # All off is planned exactly as a graph without switches is.
-        starts = () if afresh or one is self.off else (tuple(one.order.tolist()),)
+        starts = () if afresh or not one.made.on else (tuple(one.order.tolist()),)
         if not starts:
             self.planned.add(one.made.on)
-        changed: dict[str, object] = {"starts": starts, "bound_gains": False}
+        changed: dict[str, object] = {"starts": starts}
+        if one.made.on or afresh:
+            changed["bound_gains"] = False  # the bound of one decision bounds nothing else
         if afresh:
             changed["rival_s"] = self.best_s
             if len(self.graph.ops) > SMALL_OPS:
-                changed["proofs"] = False  # the bound of one decision bounds nothing else
+                changed["proofs"] = False
         fields = attrs.fields_dict(type(self.solver))
         chosen = attrs.evolve(self.solver, **{name: changed[name] for name in changed if name in fields})
         solution: Solution = chosen.solve(attrs.evolve(self.problem, graph=one.made.graph), part)
