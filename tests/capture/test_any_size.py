@@ -234,7 +234,7 @@ def steps(planned: nn.Module, original: nn.Module, inputs: list[Tensor]) -> None
             module(x).backward()
         for (name, mine), theirs in zip(planned.named_parameters(), original.parameters(), strict=True):
             assert (mine.grad is None) == (theirs.grad is None), (name, x.shape)
-            assert mine.grad is None or same_bits(mine.grad, theirs.grad), (name, x.shape)  # type: ignore[arg-type]
+            assert mine.grad is None or same_bits(mine.grad, theirs.grad), (name, x.shape)
         assert all(map(same_bits, planned.buffers(), original.buffers()))
 
 

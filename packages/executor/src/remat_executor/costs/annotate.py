@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
@@ -16,7 +18,7 @@ from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.device_timer import Seconds
 from remat_executor.costs.kernel_sources import source_hash
 from remat_executor.costs.measure import measure
-from remat_executor.costs.other_sizes import Kind, OtherSizes
+from remat_executor.costs.other_sizes import OperatorKind, OtherSizes
 from remat_executor.costs.stopwatch import Request
 from remat_executor.costs.unmeasured import Rates
 from remat_executor.current_device import as_current
@@ -110,6 +112,12 @@ def with_costs(
     return attrs.evolve(graph, ops=tuple(_op_with(op, i, found) for i, op in enumerate(graph.ops)))
 
 
+def costs_on(device: torch.device, cache_dir: str | Path | None, platform: Platform | None) -> partial[Graph]:
+    """`with_costs` for the calls of one module: with a cache, and what its operators take at other sizes."""
+    sizes = OtherSizes.on(device.type)
+    return partial(with_costs, cache=CostCache(device, cache_dir), platform=platform, sizes=sizes)
+
+
 _Place = tuple[int, int]  # op, implementation
 
 
@@ -130,10 +138,10 @@ def _running(translation: Translation) -> Iterator[_Place]:
 
 def _kinds(
     translation: Translation, keys: Mapping[_Place, str], sizes: OtherSizes
-) -> dict[str, tuple[Kind, OpCost]]:
+) -> dict[str, tuple[OperatorKind, OpCost]]:
     """For each key what it has in common with other sizes, and its work."""
-    found: dict[str, tuple[Kind, OpCost]] = {}
-    seen: Counter[Kind] = Counter()
+    found: dict[str, tuple[OperatorKind, OpCost]] = {}
+    seen: Counter[OperatorKind] = Counter()
     for (i, k), key in keys.items():
         kind = sizes.kind(translation.graph.ops[i].layer, key)
         seen[kind] += 1

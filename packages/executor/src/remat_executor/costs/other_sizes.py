@@ -31,7 +31,7 @@ ALIGNMENT = 16
 _NUMBER = re.compile(r"(?<![A-Za-z0-9_.])\d+(?![A-Za-z0-9_.])")
 
 
-class Kind(NamedTuple):
+class OperatorKind(NamedTuple):
     """What an operator has in common with itself at other sizes."""
 
     layer: str  # of the model
@@ -49,23 +49,23 @@ class OtherSizes:
     """
 
     alignment: int
-    times: dict[Kind, dict[float, Seconds]] = attrs.field(factory=dict)
+    times: dict[OperatorKind, dict[float, Seconds]] = attrs.field(factory=dict)
 
     @classmethod
     def on(cls, device_type: str) -> "OtherSizes":
         """No times yet, on this type of device."""
         return cls(alignment=1 if device_type == "cpu" else ALIGNMENT)
 
-    def kind(self, layer: str, key: str) -> Kind:
+    def kind(self, layer: str, key: str) -> OperatorKind:
         """The kind of an operator with this key, the place aside."""
-        return Kind(layer, _NUMBER.sub(lambda found: f"~{gcd(int(found[0]), self.alignment)}", key))
+        return OperatorKind(layer, _NUMBER.sub(lambda found: f"~{gcd(int(found[0]), self.alignment)}", key))
 
-    def add(self, kind: Kind, cost: OpCost, seconds: Seconds) -> None:
+    def add(self, kind: OperatorKind, cost: OpCost, seconds: Seconds) -> None:
         """Remember a measured time."""
         self.times.setdefault(kind, {})[_work(cost)] = seconds
 
-    def estimate(self, kind: Kind, cost: OpCost) -> Seconds | None:
-        """The time at this size; None where the known sizes do not tell."""
+    def estimate(self, kind: OperatorKind, cost: OpCost) -> Seconds | None:
+        """The time at this size; None where the known sizes are not enough."""
         known, work = self.times.get(kind, {}), _work(cost)
         if work in known:
             return known[work]

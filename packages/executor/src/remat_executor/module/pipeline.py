@@ -34,7 +34,7 @@ from remat_executor.module.peak_check import (
     surely_within,
 )
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.shared_captures import Sharing
+from remat_executor.module.shared_captures import Example, SharedCaptures, Sharing
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.registry import RuntimeFactory
 from remat_executor.torch_private.precision import without_any_autocast
@@ -87,7 +87,6 @@ class CallToPlan:
         forward: what is captured: the module's forward, or what is called instead.
         is_standard: whether an output, given with its structure, is of the kind that the module returns.
         on_captured: called with the captured step.
-        on_translated: called with it and its translation, unless it was not captured by itself.
         on_measured: called with it once its costs are known.
         recorder: records which attributes capture reads.
         sharing: captures of calls that differ in sizes alone.
@@ -99,7 +98,6 @@ class CallToPlan:
     forward: Callable[..., Any]
     is_standard: IsStandard = always_standard
     on_captured: Callable[[Captured], None] = lambda captured: None
-    on_translated: Callable[[Captured, Translation], None] = lambda captured, translation: None
     on_measured: Callable[[Captured], None] = lambda captured: None
     recorder: ReadRecorder = attrs.field(factory=ReadRecorder)
     sharing: Sharing | None = None
@@ -132,8 +130,8 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
     try:
         traced = stages.capture(call)
         translation = stages.translate(call, traced)
-        if not traced.shared:
-            call.on_translated(traced.captured, translation)
+        if call.sharing is not None and not traced.shared:
+            call.sharing.add(Example.of(call.tensors, traced.captured, translation))
         graph = stages.annotate(call, traced, translation)
         plan = planner(graph)
         placed = stages.place(call, graph, plan)
@@ -173,6 +171,7 @@ class PipelineStages:
         backend: carries out what plans do in addition to computing.
         families: of other ways to run ops, of which plans may choose.
         outputs: whether the caller holds the outputs that are not differentiated during the backward.
+        captures: what calls of different sizes share; not used where tensors may be on another device.
     """
 
     costs: CostSource
@@ -186,6 +185,7 @@ class PipelineStages:
     backend: OffloadBackend | None = None
     families: tuple[Family, ...] = ()
     outputs: OutputsState = "kept"
+    captures: SharedCaptures = attrs.field(factory=SharedCaptures)
 
     def __attrs_post_init__(self) -> None:
         check_outputs(self.outputs)
@@ -217,7 +217,7 @@ class PipelineStages:
     def _shared(self, call: CallToPlan) -> Captured | None:
         """The step of a call from a capture for any size; None if there is none."""
         sharing = call.sharing
-        if sharing is None:
+        if sharing is None or self.backend is not None:
             return None
         free = sharing.free(call.tensors)
         if free is not None:

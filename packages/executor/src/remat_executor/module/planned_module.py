@@ -4,17 +4,14 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from remat_executor.costs.annotate import with_costs
-from remat_executor.costs.cache import CostCache
+from remat_executor.costs.annotate import costs_on
 from remat_executor.costs.check_platform import check_platform
-from remat_executor.costs.other_sizes import OtherSizes
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.objections import reason_for_original, reason_in_force
@@ -142,13 +139,7 @@ class PlannedModule(nn.Module):
         state = checked_state(gradients, other_plans=runtime == "eager" and backend is None)
         first = planner_for(planner, Grads.PRESENT if state == "present" else Grads.NEW)
         stages = PipelineStages(
-            costs=costs
-            or partial(
-                with_costs,
-                cache=CostCache(device, cache_dir),
-                platform=platform,
-                sizes=OtherSizes.on(device.type),
-            ),
+            costs=costs or costs_on(device, cache_dir, platform),
             differentiate=output_indices(differentiate),
             on_progress=on_progress,
             device=device,

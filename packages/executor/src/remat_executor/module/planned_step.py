@@ -48,6 +48,11 @@ class PlannedStep:
     rehearsed_nbytes: int | None = None  # the measured peak by the allocator; None if not measured
     fragments_nbytes: int | None = None  # what the allocator held beyond tensors; None if not measured
 
+    def is_for(self, graph: Graph) -> bool:
+        """Whether the plan is one for another graph too: what the two differ in affects neither."""
+        mine = self.graph
+        return (mine.values, mine.ops, mine.conditions) == (graph.values, graph.ops, graph.conditions)
+
     @classmethod
     def build(
         cls,

@@ -36,10 +36,9 @@ from remat_executor.module.gradient_states import GradientStates
 from remat_executor.module.pipeline import CallToPlan, PipelineStages, PlanFunction, planned_step
 from remat_executor.module.plan_cache import LRUCache
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.shared_captures import Example, SharedCaptures, kind_of
+from remat_executor.module.shared_captures import kind_of
 from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.torch_private.dynamo import under_dynamo
-from remat_executor.translation.translation import Translation
 from remat_graph import Graph, Plan, Platform
 
 
@@ -68,7 +67,6 @@ class PlanManager:
         numbers: which numbers among the arguments are inputs of the plans.
         gradients: chooses a step's plan by the gradients that a call finds.
         watch: whether training steps the parameters without a call.
-        captures: what calls of different sizes share.
     """
 
     MOST_UNNEEDED_CAPTURES: ClassVar[int] = 3
@@ -95,7 +93,6 @@ class PlanManager:
     reads: Reads = EVERYTHING
     numbers: ChangingNumbers = attrs.field(factory=ChangingNumbers)
     watch: TrainingWatch | None = None
-    captures: SharedCaptures = attrs.field(factory=SharedCaptures)
 
     def copied(self, original: nn.Module) -> "PlanManager":
         """The manager of a copied module: the same plans, without a record of calls."""
@@ -112,7 +109,6 @@ class PlanManager:
             last_call=None,
             numbers=self.numbers.copied(),
             watch=None,
-            captures=SharedCaptures(),
         )
 
     @property
@@ -269,11 +265,6 @@ class PlanManager:
                 self.reference_spec = standard_spec
             self._warn_external_state(before)
 
-        examples: list[Example] = []
-
-        def on_translated(captured: Captured, translation: Translation) -> None:
-            examples.append(Example.of(tensors, captured, translation))
-
         recorder = ReadRecorder()
         call = CallToPlan(
             model=self.original,
@@ -282,10 +273,9 @@ class PlanManager:
             forward=self.binding.traced(target),
             is_standard=is_standard,
             on_captured=on_captured,
-            on_translated=on_translated,
             on_measured=on_measured,
             recorder=recorder,
-            sharing=None if self.backend is not None else self.captures.of(kind_of(signature, tensors)),
+            sharing=self.stages.captures.of(kind_of(signature, tensors)),
         )
         try:
             step = planned_step(self.stages, call, self._reuse_or_plan)
@@ -300,8 +290,7 @@ class PlanManager:
         signature = self._guarded(signature, target, recorder.reads)
         self.latest = self.steps[signature] = step
         self.latest_signature = signature
-        for example in examples:
-            self.captures.add(kind_of(signature, tensors), example)
+        self.stages.captures.keep(kind_of(signature, tensors), call.sharing)
         return step
 
     def _guarded(self, signature: Signature, target: ForwardTarget, reads: Reads) -> Signature:
@@ -315,7 +304,7 @@ class PlanManager:
         return attrs.evolve(signature, own=self.current_snapshot(target).own_for(reads))
 
     def _reuse_or_plan(self, graph: Graph) -> Plan:
-        same = next((step.plan for step in self.steps if _same_work(step.graph, graph)), None)
+        same = next((step.plan for step in self.steps if step.is_for(graph)), None)
         self.unneeded_captures = self.unneeded_captures + 1 if same is not None else 0
         return same or self.stages.with_slack(graph, self.planner(graph))
 
@@ -406,8 +395,3 @@ class PlanManager:
         if kind not in self.warned:
             self.warned.add(kind)
             warn(message)
-
-
-def _same_work(one: Graph, other: Graph) -> bool:
-    """Whether a plan for one graph is a plan for the other: the change did not affect the graph."""
-    return (one.values, one.ops, one.conditions) == (other.values, other.ops, other.conditions)

@@ -31,8 +31,8 @@ MOST_ALONE = 5
 
 MOST_TRIES = 2
 
-FEWEST_TOLD = 2
-"""Examples that a capture for any size has to give at least; one with a size below 2 tells nothing."""
+FEWEST_EXAMPLES = 2
+"""Examples that a capture for any size has to give at least; one with a size below 2 says nothing."""
 
 Shapes = tuple[tuple[int, ...], ...]
 """Of the arguments of a call."""
@@ -60,8 +60,8 @@ class Example:
     Attributes:
         shapes: of the call's arguments.
         step: what a capture for any size has to give for them.
-        names: of the nodes that make the values and call the operators, by their places in the graph. Plans
-            refer to some of them.
+        names: of the nodes that make the values and call the operators, by their places in the graph; to some
+            of them plans refer.
         constants: of the trace.
         as_if_compiling: see `Captured`.
     """
@@ -150,6 +150,11 @@ class Sharing:
     fixed: dict[Place, int] = attrs.field(factory=dict)
     reads: Reads | None = None
 
+    def add(self, example: Example) -> None:
+        """Remember a step that was captured by itself."""
+        if self.tries < MOST_TRIES:
+            self.examples.append(example)
+
     def captured(self, tensors: Tensors) -> Captured | None:
         """The step of a call; None if it has to be captured by itself."""
         shapes = shapes_of(tensors)
@@ -203,14 +208,14 @@ class Sharing:
             return
         try:
             found = trace(as_if_compiling)
-            told = [each for each in examples if all(each.shapes[i][d] >= LEAST for i, d in free)]
-            if len(told) < FEWEST_TOLD:
+            usable = [each for each in examples if all(each.shapes[i][d] >= LEAST for i, d in free)]
+            if len(usable) < FEWEST_EXAMPLES:
                 return
-            names = example_of(found, told[0]).names
+            names = example_of(found, usable[0]).names
             found = attrs.evolve(
-                found, names={each: told[0].names.get(place, each) for place, each in names.items()}
+                found, names={each: usable[0].names.get(place, each) for place, each in names.items()}
             )
-            if not all(example_of(found, each).equals(each) for each in told):
+            if not all(example_of(found, each).equals(each) for each in usable):
                 return
         except Exception:  # noqa: BLE001 - the forward runs on symbols, which user code may refuse in any way
             return
@@ -231,15 +236,10 @@ class SharedCaptures:
     kinds: LRUCache[Any, Sharing] = attrs.field(factory=LRUCache)
 
     def of(self, kind: Any) -> Sharing | None:
-        """The captures of a kind; None if there are none yet."""
-        return None if kind is None else self.kinds.get(kind)
+        """The captures of a kind; None for calls that share nothing."""
+        return None if kind is None else self.kinds.get(kind) or Sharing()
 
-    def add(self, kind: Any, example: Example) -> None:
-        """Keep an example."""
-        if kind is None:
-            return
-        sharing = self.kinds.get(kind)
-        if sharing is None:
-            sharing = self.kinds[kind] = Sharing()
-        if sharing.tries < MOST_TRIES:
-            sharing.examples.append(example)
+    def keep(self, kind: Any, sharing: Sharing | None) -> None:
+        """Keep what calls of a kind share."""
+        if kind is not None and sharing is not None:
+            self.kinds[kind] = sharing
