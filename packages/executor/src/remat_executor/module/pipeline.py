@@ -130,8 +130,6 @@ def planned_step(stages: "PipelineStages", call: CallToPlan, planner: PlanFuncti
     try:
         traced = stages.capture(call)
         translation = stages.translate(call, traced)
-        if call.sharing is not None and not traced.shared:
-            call.sharing.add(Example.of(call.tensors, traced.captured, translation))
         graph = stages.annotate(call, traced, translation)
         plan = planner(graph)
         placed = stages.place(call, graph, plan)
@@ -243,14 +241,14 @@ class PipelineStages:
                 )
 
         def translated(tensors: Tensors, captured: Captured) -> Translation:
-            return self.translate(call, Traced(captured=captured, tensors=tensors))
+            return self.translate(call, Traced(captured=captured, tensors=tensors, shared=True))
 
         sharing.learn(trace, free, call.tensors, translated, lambda: call.recorder.reads)
 
     @_unknown_cases_refused()
     def translate(self, call: CallToPlan, traced: Traced) -> Translation:
         """Turn the joint graph into ops and values."""
-        return translate(
+        translation = translate(
             traced.captured,
             traced.tensors,
             name=type(call.model).__name__,
@@ -258,6 +256,9 @@ class PipelineStages:
             families=self.families,
             outputs=self.outputs,
         )
+        if call.sharing is not None and not traced.shared:
+            call.sharing.add(Example.of(traced.tensors, traced.captured, translation))
+        return translation
 
     def annotate(self, call: CallToPlan, traced: Traced, translation: Translation) -> Graph:
         """Return the graph with its costs and with all values that training holds."""
