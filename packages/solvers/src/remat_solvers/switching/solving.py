@@ -40,7 +40,7 @@ QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
 BOUNDS_SHARE = 0.3  # of what is left then, for the bounds of parts of the decisions
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
-JOINT_MOVES = 0.1  # flips as a share of a solve
+JOINT_MOVES, MOST_JOINT_MOVES = 0.025, 0.4  # flips as a share of a solve: for each switch, and in all
 LEAST_MOVES = 40_000
 # Start temperatures and prices of an annealing.
 WALKS = ((1.0, 3.0), (0.1, 0.3))
@@ -162,7 +162,8 @@ class _Decisions:
             )
             self.search.take(found, part)
             self.report("smallest peak")
-        moves = max(LEAST_MOVES, round(self.moves * JOINT_MOVES)) if self.moves else 0
+        share = min(MOST_JOINT_MOVES, JOINT_MOVES * len(graph.switches))
+        moves = max(LEAST_MOVES, round(self.moves * share)) if self.moves else 0
         part = deadline.share(FLIP_SHARE)
         self.anneal_off(part.share(OFF_SHARE), moves // 5)
         self.anneal(part, self.search.fitting[:STARTS], moves)
