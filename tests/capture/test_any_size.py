@@ -251,6 +251,20 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+class Dropped(nn.Module):
+    """Masks that may be kept in bits, and chains: ways that plans name by operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.functional.dropout(torch.relu(layer(x) * x.shape[1]), 0.2)
+            x = 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x.pow(3))))
+        return x.square().mean()
+
+
 def planned_as(module: nn.Module, x: Tensor, folder: Path) -> PlannedModule:
     planner = repeat_at_random(5)
     return PlannedModule(copy.deepcopy(module), (x,), {}, planner, cache_dir=folder, platform=Roofline())
@@ -270,6 +284,21 @@ def test_later_sizes_are_not_captured(name: str, device: str, tmp_path: Path, al
     again = [sample(size)[:1].to(device) for size in (40, 36)]  # another batch, of which nothing is known
     steps(planned, module, again)
     assert len(alone) == MOST_ALONE + len(again)
+
+
+def test_later_sizes_have_the_same_switches(tmp_path: Path, alone: list[int]) -> None:
+    """By name, as plans refer to them."""
+    torch.manual_seed(0)
+    module = Dropped()
+    inputs = [torch.randn(2, size, 256) for size in (40, 36, 52, 44, 60, 48, 33)]
+    planned = planned_as(module, inputs[0], tmp_path)
+    found = []
+    for x in inputs:
+        steps(planned, module, [x])
+        found.append(planned.graph.switches)
+    assert len(alone) == MOST_ALONE
+    assert len(found[0]) > 1
+    assert len(set(found)) == 1
 
 
 def test_sizes_with_other_branches_are_captured(tmp_path: Path, alone: list[int]) -> None:

@@ -99,7 +99,10 @@ class Example:
 
 def _names(translation: Translation) -> dict[tuple[str, int], str]:
     values = {("value", place): node.name for node, place in translation.value_of.items()}
-    return values | {("op", place): node.name for node, place in translation.op_of.items()}
+    called = {
+        ("op", place): getattr(recipe, "node", None) for place, recipe in enumerate(translation.recipes)
+    }
+    return values | {at: node.name for at, node in called.items() if node is not None}
 
 
 def _constants(captured: Captured) -> tuple[Tensor, ...]:
