@@ -260,7 +260,7 @@ class Dropped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = nn.functional.dropout(torch.relu(layer(x) * x.shape[1]), 0.2)
+            x = nn.functional.dropout(layer(x) * x.shape[1], 0.2)
             x = 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x.pow(3))))
         return x.square().mean()
 
