@@ -24,7 +24,7 @@ from remat_executor.module.plan_cache import LRUCache
 from remat_executor.torch_private.fake_tensors import fake_tensors
 from remat_executor.torch_private.symbolic_sizes import LEAST, Place
 from remat_executor.translation.translation import Translation
-from remat_graph.fingerprint import fingerprint
+from remat_graph import fingerprint
 
 MOST_ALONE = 5
 """Sizes that are captured by themselves before a capture for any size is tried."""
