@@ -17,7 +17,7 @@ from remat_executor.capture.joint_graph import capture
 from remat_executor.capture.traced_step import always_standard
 from remat_executor.inspection.tensors import collect
 from remat_executor.module import pipeline
-from remat_executor.module.shared_captures import MOST_ALONE, Example
+from remat_executor.module.shared_captures import FEWEST_ALONE, Example
 from remat_executor.torch_private.symbolic_sizes import OtherSize
 from remat_executor.translation.translate import translate
 from remat_graph import Roofline
@@ -31,7 +31,7 @@ WIDTH = 16
 
 
 class Attention(nn.Module):
-    """Scaled by the length, with a mask made of it, positions, and dropout."""
+    """With a mask as long as the input, positions, dropout, and a mean over all places but one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         length = x.shape[1]
         x = x + self.places(torch.arange(length, device=x.device))
         q, k, v = self.mix(x).chunk(3, -1)
-        scores = q @ k.transpose(-1, -2) / length**0.5
+        scores = q @ k.transpose(-1, -2) * 0.25
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -1e4)
         x = x + self.out(torch.softmax(scores, -1) @ v)[:, 0:length]
         return nn.functional.dropout(nn.functional.gelu(x), 0.1).square().sum() / (length - 1)
@@ -178,6 +178,42 @@ def test_a_branch_on_the_size() -> None:
         captured(module, sequences(24), any_size)
 
 
+class Keyed(nn.Module):
+    """Another layer for one length, found by a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"16": nn.Linear(WIDTH, WIDTH), "other": nn.Linear(WIDTH, WIDTH)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        name = f"{x.shape[1]}"
+        return self.layers[name if name in self.layers else "other"](x).tanh().square().mean()
+
+
+class Rounded(nn.Module):
+    """A comparison that is false without rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        more = length * 0.1 * 10 > length
+        return (self.layer(x) * (2 if more else 1)).tanh().square().mean()
+
+
+class Strided(nn.Module):
+    """It reads a stride, which for a dimension of size 1 may be anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x) * x.stride(1)).tanh().square().mean()
+
+
 def test_a_size_that_becomes_data() -> None:
     """A capture holds for that size alone."""
     module = Constant()
@@ -267,7 +303,9 @@ class Dropped(nn.Module):
 
 def planned_as(module: nn.Module, x: Tensor, folder: Path) -> PlannedModule:
     planner = repeat_at_random(5)
-    return PlannedModule(copy.deepcopy(module), (x,), {}, planner, cache_dir=folder, platform=Roofline())
+    return PlannedModule(
+        copy.deepcopy(module), (x,), {}, planner, cache_dir=folder, platform=Roofline(), share_captures=True
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -280,10 +318,10 @@ def test_later_sizes_are_not_captured(name: str, device: str, tmp_path: Path, al
     planned = planned_as(module, sample(40).to(device), tmp_path)
     sizes = [40, 36, 52, 44, 60, 48, 33, 72, 57]
     steps(planned, module, [sample(size).to(device) for size in sizes])
-    assert len(alone) == MOST_ALONE
+    assert len(alone) == FEWEST_ALONE
     again = [sample(size)[:1].to(device) for size in (40, 36)]  # another batch, of which nothing is known
     steps(planned, module, again)
-    assert len(alone) == MOST_ALONE + len(again)
+    assert len(alone) == FEWEST_ALONE + len(again)
 
 
 def test_later_sizes_have_the_same_switches(tmp_path: Path, alone: list[int]) -> None:
@@ -296,9 +334,71 @@ def test_later_sizes_have_the_same_switches(tmp_path: Path, alone: list[int]) ->
     for x in inputs:
         steps(planned, module, [x])
         found.append(planned.graph.switches)
-    assert len(alone) == MOST_ALONE
+    assert len(alone) == FEWEST_ALONE
     assert len(found[0]) > 1
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("module", [Keyed(), Rounded()])
+def test_what_torch_does_not_record_is_not_shared(
+    module: nn.Module, tmp_path: Path, alone: list[int]
+) -> None:
+    """A size as text, and a fraction: each size is captured."""
+    planned = planned_as(module, sequences(10), tmp_path)
+    sizes = [10, 11, 13, 15, 17, 18, 16, 12, 24, 23, 14]
+    steps(planned, module, [sequences(size) for size in sizes])
+    assert len(alone) == len(sizes)
+
+
+def test_strides_of_a_size_of_one(tmp_path: Path) -> None:
+    """Two inputs of one shape may differ in them, and a forward may read them."""
+    module = Strided()
+    usual = [torch.randn(2, 1, size, WIDTH) for size in (10, 11, 12, 13, 14, 15, 16)]
+    strides = [(size * WIDTH, 1, WIDTH, 1) for size in (20, 21)]
+    others = [torch.randn(2 * strides[0][0] + 64).as_strided((2, 1, 20, WIDTH), each) for each in strides]
+    assert all(each.is_contiguous() for each in others[:1])
+    planned = planned_as(module, usual[0], tmp_path)
+    steps(planned, module, usual + others)
+    planned = planned_as(module, others[0], tmp_path)
+    steps(planned, module, others + usual)
+
+
+def test_an_attribute_that_only_another_branch_reads(tmp_path: Path, alone: list[int]) -> None:
+    """A capture that read it is not used once it has changed."""
+
+    class Scaled(Branches):
+        factor = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            result = super().forward(x)
+            return result if x.shape[1] < 24 else result * self.factor
+
+    module = Scaled()
+    planned = planned_as(module, sequences(30), tmp_path)
+    steps(planned, module, [sequences(size) for size in (30, 31, 32, 33, 34, 35, 36, 10, 10)])
+    planned.factor = module.factor = 3.0
+    steps(planned, module, [sequences(size) for size in (40, 11, 41, 42, 12, 43, 44, 45, 46)])
+
+
+def test_a_capture_stays_when_another_size_changes_too(tmp_path: Path, alone: list[int]) -> None:
+    """Lengths of one batch, then of another: both are shared."""
+    module = Attention()
+    planned = planned_as(module, sequences(20), tmp_path)
+    lengths = (20, 21, 22, 23, 24, 25, 26)
+    batches: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, lambda x: torch.cat([x, x[:1]]))
+    for number, batch in enumerate(batches, 1):
+        steps(planned, module, [batch(sequences(length)) for length in lengths])
+        assert len(alone) == number * FEWEST_ALONE
+    steps(planned, module, [batch(sequences(40)) for batch in batches])
+    assert len(alone) == 2 * FEWEST_ALONE
+
+
+def test_a_size_of_one_costs_no_try(tmp_path: Path, alone: list[int]) -> None:
+    """It is captured alone, and the next size brings the capture for all."""
+    module = Branches()
+    planned = planned_as(module, sequences(10), tmp_path)
+    steps(planned, module, [sequences(size) for size in (10, 11, 12, 13, 14, 1, 15, 16, 17)])
+    assert len(alone) == FEWEST_ALONE + 1
 
 
 def test_sizes_with_other_branches_are_captured(tmp_path: Path, alone: list[int]) -> None:
@@ -307,7 +407,7 @@ def test_sizes_with_other_branches_are_captured(tmp_path: Path, alone: list[int]
     module = Branches()
     planned = planned_as(module, sequences(10), tmp_path)
     steps(planned, module, [sequences(size) for size in (10, 11, 12, 13, 14, 15, 30, 16, 31)])
-    assert len(alone) == MOST_ALONE + 2
+    assert len(alone) == FEWEST_ALONE + 2
 
 
 def test_a_change_of_the_module_is_noticed(tmp_path: Path, alone: list[int]) -> None:
@@ -323,7 +423,7 @@ def test_a_change_of_the_module_is_noticed(tmp_path: Path, alone: list[int]) -> 
     module = Scaled()
     planned = planned_as(module, sequences(10), tmp_path)
     steps(planned, module, [sequences(size) for size in (10, 11, 12, 13, 14, 15, 16)])
-    assert len(alone) == MOST_ALONE
+    assert len(alone) == FEWEST_ALONE
     planned.factor = module.factor = 3.0
     steps(planned, module, [sequences(size) for size in (15, 16, 17)])
 

@@ -1,9 +1,14 @@
 """Capture a step once for all sizes of its inputs, and read from that the step of each size.
 
 The sizes that differ between calls are symbols of the trace (`SymbolicSizes`), which records what it assumes
-of them: the branches that Python took. For a size of which all that holds, the traced operators run on fake
+of them where Python compares them. For a size of which all that holds, the traced operators run on fake
 tensors of that size, in the order of the trace. The user's code, autograd and torch's tracer do not run. What
 that gives is read as any other capture.
+
+That is sound for a forward which does arithmetic with sizes and compares them. Written as text a size counts
+as compared, and comparisons of fractions are refused: torch decides some of them without a record. A forward
+that asks for the type or identity of a size, or keeps it outside of its module, would go unnoticed, so a
+module shares captures only where its user asks for that.
 
 A trace with symbols takes parts that another one leaves out: slices that show a whole tensor, for which eager
 has no operator. They are left out here.
@@ -34,6 +39,7 @@ from remat_executor.torch_private.symbolic_sizes import (
     SymbolicSizes,
     fixed_fakes,
     is_symbolic,
+    watched_symbols,
 )
 
 aten = torch.ops.aten
@@ -103,7 +109,7 @@ def capture_any_size(
     """
     step = TracedStep(module, tensors, differentiate, call, is_standard)
     step.train(module.training)
-    with with_careful_fake_cache(), kernels_of(tensors.device.type, None):
+    with with_careful_fake_cache(), kernels_of(tensors.device.type, None), watched_symbols():
         sizes, inputs = SymbolicSizes.of(trace_inputs(tensors), free)
         joint = with_torch_randomness_only(
             lambda: export_joint(step, inputs, as_if_compiling=as_if_compiling), tensors

@@ -169,7 +169,7 @@ class PipelineStages:
         backend: carries out what plans do in addition to computing.
         families: of other ways to run ops, of which plans may choose.
         outputs: whether the caller holds the outputs that are not differentiated during the backward.
-        captures: what calls of different sizes share; not used where tensors may be on another device.
+        captures: what calls of different sizes share; None: nothing.
     """
 
     costs: CostSource
@@ -183,7 +183,7 @@ class PipelineStages:
     backend: OffloadBackend | None = None
     families: tuple[Family, ...] = ()
     outputs: OutputsState = "kept"
-    captures: SharedCaptures = attrs.field(factory=SharedCaptures)
+    captures: SharedCaptures | None = None
 
     def __attrs_post_init__(self) -> None:
         check_outputs(self.outputs)
@@ -220,11 +220,11 @@ class PipelineStages:
         free = sharing.free(call.tensors)
         if free is not None:
             self._capture_any_size(call, sharing, free)
-        captured = sharing.captured(call.tensors)
-        if captured is not None:
-            assert sharing.reads is not None
-            call.recorder.reads = sharing.reads
-            call.on_captured(captured)
+        shared = sharing.captured(call.tensors)
+        if shared is None:
+            return None
+        captured, call.recorder.reads = shared
+        call.on_captured(captured)
         return captured
 
     def _capture_any_size(self, call: CallToPlan, sharing: Sharing, free: frozenset[Place]) -> None:

@@ -15,7 +15,6 @@ from remat_executor.costs.check_platform import check_platform
 from remat_executor.errors import CaptureError, UnplannedUse
 from remat_executor.fork_lock import ForkAwareLock
 from remat_executor.guards.objections import reason_for_original, reason_in_force
-from remat_executor.guards.signature import Signature
 from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.tensors import Tensors, called_with
 from remat_executor.lowering.gradient_segments import check_part_nbytes
@@ -33,8 +32,8 @@ from remat_executor.module.gradient_states import (
 from remat_executor.module.input_checks import check_input, output_indices
 from remat_executor.module.pipeline import CostSource, PipelineStages, PlanFunction, Progress
 from remat_executor.module.plan_cache import MOST_PLANS, LRUCache
-from remat_executor.module.planned_step import PlannedStep
 from remat_executor.module.replanning import PlanManager
+from remat_executor.module.shared_captures import SharedCaptures
 from remat_executor.module.training_watch import TrainingWatch
 from remat_executor.runtime.registry import RuntimeFactory, runtime_factory
 from remat_executor.torch_private.dynamo import unseen_by_dynamo
@@ -85,6 +84,7 @@ class PlannedModule(nn.Module):
         ways: Iterable[Family] | None = None,
         outputs: OutputsState = "kept",
         gradients: GradientsState = "auto",
+        share_captures: bool = False,
     ) -> None:
         """Capture, measure and plan a step; the model, its buffers and the generators stay unchanged.
 
@@ -118,6 +118,8 @@ class PlannedModule(nn.Module):
             gradients: whether calls find a `.grad` for every parameter: "present" plans for that at once and
                 otherwise when a call finds none, "new" never, "auto" once it pays off. Runtimes other than
                 ``"eager"`` and plans with a backend have one plan, for "new".
+            share_captures: whether calls that differ in sizes alone share a capture, made with symbols for
+                the sizes. Only for a forward that does nothing but arithmetic and comparisons with sizes.
 
         Raises:
             BadInput: the model or the sample cannot be planned, or platform, max_plans, buckets or
@@ -126,14 +128,12 @@ class PlannedModule(nn.Module):
             StepOverBudget: the runtime needs more than the budget with every plan that was tried.
         """
         check_platform(platform)
-        steps: LRUCache[Signature, PlannedStep] = LRUCache(max_plans)
         if buckets is not None and isinstance(model, nn.Module):
             args, kwargs, _ = buckets.padded(model, args, kwargs)
         if device is not None:
             check_device(device)
         tensors = check_input(model, args, kwargs, device)
         device = device or tensors.device
-        new_runtime = runtime_factory(runtime, device)
         check_part_nbytes(part_nbytes)
         lock = ForkAwareLock("a module that is planned")
         state = checked_state(gradients, other_plans=runtime == "eager" and backend is None)
@@ -143,13 +143,14 @@ class PlannedModule(nn.Module):
             differentiate=output_indices(differentiate),
             on_progress=on_progress,
             device=device,
-            new_runtime=new_runtime,
+            new_runtime=runtime_factory(runtime, device),
             runtime=runtime if isinstance(runtime, str) else "custom",
             replanner=first,
             part_nbytes=part_nbytes,
             backend=backend,
             families=() if runtime == "inductor" or backend is not None else families(ways),
             outputs=outputs,
+            captures=SharedCaptures() if share_captures and backend is None else None,
         )
         manager = PlanManager(
             binding=getattr(self, "_remat_binding", None) or ForwardBinding(original=model),
@@ -157,7 +158,7 @@ class PlannedModule(nn.Module):
             stages=stages,
             platform=platform,
             buckets=buckets,
-            steps=steps,
+            steps=LRUCache(max_plans),
             gradients=GradientStates(state=state, planner=planner, stages=stages, lock=lock),
             lock=lock,
         )

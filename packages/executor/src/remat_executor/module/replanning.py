@@ -265,7 +265,8 @@ class PlanManager:
                 self.reference_spec = standard_spec
             self._warn_external_state(before)
 
-        recorder = ReadRecorder()
+        recorder, captures = ReadRecorder(), self.stages.captures
+        kind = self._kind(tensors, target)
         call = CallToPlan(
             model=self.original,
             tensors=tensors,
@@ -275,14 +276,14 @@ class PlanManager:
             on_captured=on_captured,
             on_measured=on_measured,
             recorder=recorder,
-            sharing=self.stages.captures.of(kind_of(signature, tensors)),
+            sharing=None if captures is None else captures.of(kind),
         )
         try:
             step = planned_step(self.stages, call, self._reuse_or_plan)
         except NothingToDifferentiate:
             self.undifferentiable[self._guarded(signature, target, recorder.reads)] = True
             raise
-        self._warn_of_fragments(step)
+        self._warn_once("fragments", notices.fragments(step.fragments_nbytes, step.rehearsed_nbytes))
         if self.backend is not None:
             # The backend may have moved some of the module's tensors.
             signature = self.signature(self.current_snapshot(target), tensors, target)
@@ -290,8 +291,15 @@ class PlanManager:
         signature = self._guarded(signature, target, recorder.reads)
         self.latest = self.steps[signature] = step
         self.latest_signature = signature
-        self.stages.captures.keep(kind_of(signature, tensors), call.sharing)
+        if captures is not None:
+            captures.keep(self._kind(tensors, target), call.sharing, kind)
         return step
+
+    def _kind(self, tensors: Tensors, target: ForwardTarget) -> Any:
+        """What a call shares with those of other sizes: the module's state as far as any capture read it."""
+        if self.stages.captures is None:
+            return None
+        return kind_of(self.signature(self.current_snapshot(target), tensors, target, self.reads), tensors)
 
     def _guarded(self, signature: Signature, target: ForwardTarget, reads: Reads) -> Signature:
         """The signature of a captured call, with the attributes that its capture read.
@@ -385,13 +393,7 @@ class PlanManager:
             self.runs["dropped"] = self.steps.dropped
             self._warn_once("dropped", notices.dropped_plans(self.steps.most))
 
-    def _warn_of_fragments(self, step: PlannedStep) -> None:
-        """Recommend expandable segments where they save memory of the device."""
-        message = notices.fragments(step.fragments_nbytes, step.rehearsed_nbytes)
-        if message is not None:
-            self._warn_once("fragments", message)
-
-    def _warn_once(self, kind: str, message: str) -> None:
-        if kind not in self.warned:
+    def _warn_once(self, kind: str, message: str | None) -> None:
+        if message is not None and kind not in self.warned:
             self.warned.add(kind)
             warn(message)

@@ -26,7 +26,7 @@ from remat_executor.torch_private.symbolic_sizes import LEAST, Place
 from remat_executor.translation.translation import Translation
 from remat_graph import fingerprint
 
-MOST_ALONE = 5
+FEWEST_ALONE = 5
 """Sizes that are captured by themselves before a capture for any size is tried."""
 
 MOST_TRIES = 2
@@ -50,7 +50,13 @@ def kind_of(signature: Signature, tensors: Tensors) -> Any:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    """Whether a tensor has the strides that its shape gives a new one, also where a size is 1."""
+    expected, step = [], 1
+    for size in reversed(tensor.shape):
+        expected.append(step)
+        step *= max(size, 1)
+    new = tensor.stride() == tuple(reversed(expected)) and tensor.storage_offset() == 0
+    return type(tensor) is Tensor and new and not tensor.is_conj() and not tensor.is_neg()
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -135,6 +141,21 @@ def _resized(tensors: Tensors, shapes: Shapes) -> Tensors:
     return attrs.evolve(tensors, arguments=arguments, flat=flat)
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Shared:
+    """A capture for any size that holds.
+
+    Attributes:
+        any_size: the capture.
+        fixed: the sizes that it takes as given.
+        reads: the attributes that it read.
+    """
+
+    any_size: AnySize
+    fixed: Mapping[Place, int]
+    reads: Reads
+
+
 @attrs.define(kw_only=True, eq=False)
 class Sharing:
     """The captures of one kind of calls.
@@ -142,43 +163,48 @@ class Sharing:
     Attributes:
         examples: those that were captured by themselves, since the last try.
         tries: captures for any size so far.
-        any_size: the one that holds.
-        fixed: the sizes that it takes as given.
-        reads: the attributes that it read.
+        found: those that hold.
+        learned: the one that the present call has added.
     """
 
     examples: list[Example] = attrs.field(factory=list)
     tries: int = 0
-    any_size: AnySize | None = None
-    fixed: dict[Place, int] = attrs.field(factory=dict)
-    reads: Reads | None = None
+    found: list[Shared] = attrs.field(factory=list)
+    learned: Shared | None = None
 
     def add(self, example: Example) -> None:
         """Remember a step that was captured by itself."""
         if self.tries < MOST_TRIES:
             self.examples.append(example)
 
-    def captured(self, tensors: Tensors) -> Captured | None:
-        """The step of a call; None if it has to be captured by itself."""
+    def begun_again(self) -> "Sharing":
+        """What the present call has given alone."""
+        found = [] if self.learned is None else [self.learned]
+        return Sharing(examples=self.examples[-1:], tries=len(found), found=found)
+
+    def captured(self, tensors: Tensors) -> tuple[Captured, Reads] | None:
+        """The step of a call, and what its capture read; None if it has to be captured by itself."""
         shapes = shapes_of(tensors)
-        if self.any_size is None or any(shapes[i][d] != size for (i, d), size in self.fixed.items()):
-            return None
-        try:
-            return self.any_size.captured(tensors)
-        except Exception:  # noqa: BLE001 - an operator may refuse sizes, with an error that eager words better
-            return None
+        for each in reversed(self.found):
+            if all(shapes[i][d] == size for (i, d), size in each.fixed.items()):
+                try:
+                    return each.any_size.captured(tensors), each.reads
+                except Exception:  # noqa: BLE001, S112 - an operator may refuse sizes; eager words that better
+                    continue
+        return None
 
     def free(self, tensors: Tensors) -> frozenset[Place] | None:
         """The sizes that a capture for any size should leave open; None if it should not be tried now."""
-        if len(self.examples) < MOST_ALONE or self.tries == MOST_TRIES:
+        if len(self.examples) < FEWEST_ALONE or self.tries == MOST_TRIES:
             return None
         here = shapes_of(tensors)
-        return frozenset(
-            (i, d)
-            for i, shape in enumerate(here)
-            for d, size in enumerate(shape)
+        places = {(i, d): size for i, shape in enumerate(here) for d, size in enumerate(shape)}
+        free = {
+            (i, d): size
+            for (i, d), size in places.items()
             if any(each.shapes[i][d] != size for each in self.examples)
-        )
+        }
+        return None if any(size < LEAST for size in free.values()) else frozenset(free)
 
     def learn(
         self,
@@ -199,7 +225,6 @@ class Sharing:
         """
         examples, self.examples = self.examples, []
         self.tries += 1
-        self.any_size = None
 
         def example_of(found: AnySize, like: Example) -> Example:
             resized = _resized(tensors, like.shapes)
@@ -207,25 +232,23 @@ class Sharing:
             return Example.of(resized, captured, translated(resized, captured))
 
         (as_if_compiling, *others) = {each.as_if_compiling for each in examples}
-        if others:
+        usable = [each for each in examples if all(each.shapes[i][d] >= LEAST for i, d in free)]
+        if others or len(usable) < FEWEST_EXAMPLES:
             return
         try:
             found = trace(as_if_compiling)
-            usable = [each for each in examples if all(each.shapes[i][d] >= LEAST for i, d in free)]
-            if len(usable) < FEWEST_EXAMPLES:
-                return
-            names = example_of(found, usable[0]).names
-            found = attrs.evolve(
-                found, names={each: usable[0].names.get(place, each) for place, each in names.items()}
-            )
+            theirs = usable[0].names
+            names = {name: theirs.get(at, name) for at, name in example_of(found, usable[0]).names.items()}
+            found = attrs.evolve(found, names=names)
             if not all(example_of(found, each).equals(each) for each in usable):
                 return
         except Exception:  # noqa: BLE001 - the forward runs on symbols, which user code may refuse in any way
             return
         here = shapes_of(tensors)
         places = {(i, d) for i, shape in enumerate(here) for d in range(len(shape))}
-        self.any_size, self.reads = found, reads()
-        self.fixed = {(i, d): here[i][d] for i, d in places.difference(free)}
+        fixed = {(i, d): here[i][d] for i, d in places.difference(free)}
+        self.learned = Shared(any_size=found, fixed=fixed, reads=reads())
+        self.found.append(self.learned)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -242,7 +265,16 @@ class SharedCaptures:
         """The captures of a kind; None for calls that share nothing."""
         return None if kind is None else self.kinds.get(kind) or Sharing()
 
-    def keep(self, kind: Any, sharing: Sharing | None) -> None:
-        """Keep what calls of a kind share."""
-        if kind is not None and sharing is not None:
-            self.kinds[kind] = sharing
+    def keep(self, kind: Any, sharing: Sharing | None, before: Any) -> None:
+        """Keep what calls of a kind share.
+
+        Args:
+            kind: of the call, with all that captures have read by now. What earlier calls gave may have been
+                captured in another state of what is read since.
+            sharing: what the call was given.
+            before: the kind that it was looked up by.
+        """
+        if kind is None or sharing is None:
+            return
+        self.kinds[kind] = sharing if kind == before else sharing.begun_again()
+        sharing.learned = None

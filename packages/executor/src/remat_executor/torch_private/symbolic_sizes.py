@@ -1,6 +1,7 @@
 """Private names of traces whose sizes are symbols, and of what such a trace assumes of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -8,12 +9,19 @@ import torch
 from torch import Tensor
 
 from remat_executor.torch_private.lookup import private_name
+from remat_graph.contexts import context
 
 Place = tuple[int, int]
 """Index of an input, and one of its dimensions."""
 
 LEAST = 2
 """Torch traces sizes of 0 and 1 as constants."""
+
+
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__")
+_ROUNDINGS = ("__int__", "__ceil__", "__floor__", "__trunc__", "__round__", "__floordiv__", "__mod__")
+_TEXTS = ("__str__", "__repr__", "__format__")
+_OF_FRACTIONS = (*_COMPARISONS, *_ROUNDINGS, *_TEXTS)
 
 
 class OtherSize(Exception):
@@ -95,6 +103,57 @@ class SymbolicSizes:
 
     def _values(self, sizes: Mapping[Place, int]) -> dict[Any, int]:
         return {symbol: sizes[place] for place, symbol in self.symbols.items()}
+
+
+@context
+def watched_symbols() -> Generator[None, None, None]:
+    """A context in which sizes that become text count as compared, and comparisons of fractions are refused.
+
+    In this thread. Torch writes no record where a size becomes text. It simplifies fractions as if they were
+    exact, and decides comparisons by that which Python's rounding decides otherwise.
+    """
+    me = threading.get_ident()
+    replaced: list[tuple[type, str, Any]] = []
+
+    def as_text(kind: type, name: str) -> None:
+        before = getattr(kind, name)
+
+        def text(value: Any, *rest: Any) -> str:
+            if threading.get_ident() != me:
+                return str(before(value, *rest))
+            plain = bool(value) if kind is torch.SymBool else int(value)
+            return str(getattr(plain, name)(*rest))
+
+        replace(kind, name, text)
+
+    def refused(name: str) -> None:
+        before = getattr(torch.SymFloat, name)
+
+        def refuse(value: Any, *rest: Any) -> Any:
+            if threading.get_ident() != me:
+                return before(value, *rest)
+            raise OtherSize(f"a fraction is compared or rounded ({name})")
+
+        replace(torch.SymFloat, name, refuse)
+
+    def replace(kind: type, name: str, function: Any) -> None:
+        replaced.append((kind, name, vars(kind).get(name)))
+        setattr(kind, name, function)
+
+    try:
+        for kind in (torch.SymInt, torch.SymBool):
+            for name in _TEXTS:
+                as_text(kind, name)
+        for name in _OF_FRACTIONS:
+            if hasattr(torch.SymFloat, name):
+                refused(name)
+        yield
+    finally:
+        for kind, name, function in reversed(replaced):
+            if function is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, function)
 
 
 def is_symbolic(value: object) -> bool:
