@@ -7,6 +7,8 @@ import pytest
 
 from remat_facade import NoRoom
 from remat_facade.cli.app import main
+from remat_facade.planning import compiled_loops
+from remat_facade.planning import planner as planning
 from remat_facade.planning.method import Method, default_limit_s
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import noremat_peak_nbytes, save_graph
@@ -103,3 +105,26 @@ def test_the_default_limit_bounds_planning(monkeypatch: pytest.MonkeyPatch) -> N
     RecomputePlanner(budget="100%")(graph)
     RecomputePlanner(budget="100%", method=Method(time_limit_s=100.0))(graph)
     assert limits == [default_limit_s(len(graph.ops)), 100.0]
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit_s", "called"), [("60%", None, True), ("60%", 5.0, False), ("100%", None, False)]
+)
+def test_loops_are_compiled_before_the_clock_starts(
+    budget: str, limit_s: float | None, called: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a search has the default limit; a line says so where no earlier process has compiled them."""
+    events: list[str] = []
+
+    def made(limit: float | None) -> Deadline:
+        events.append("clock")
+        return Deadline(limit)
+
+    monkeypatch.setattr(planning, "Deadline", made)
+    monkeypatch.setattr(compiled_loops, "compile_loops", lambda: events.append("compiled"))
+    monkeypatch.setattr(compiled_loops, "are_loops_compiled", lambda: False)
+    lines: list[str] = []
+    method = Method(time_limit_s=limit_s, parameters={"moves": 100})
+    RecomputePlanner(budget=budget, method=method, on_progress=lines.append)(chain(24, skips=4))
+    assert events[: 1 + called] == (["compiled", "clock"] if called else ["clock"])
+    assert any("once for this installation" in line for line in lines) == called

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         min_budget,
         pareto,
     )
-    from remat_solvers.switching import solve_switches
+    from remat_solvers.switching import are_loops_compiled, compile_loops, solve_switches
 
 
 __all__ = [
@@ -61,8 +61,10 @@ __all__ = [
     "Status",
     "TableTooLarge",
     "UnknownSolver",
+    "are_loops_compiled",
     "bounds_of",
     "budgets_of",
+    "compile_loops",
     "get_solver",
     "infeasible",
     "judge",

@@ -13,6 +13,7 @@ from typing import Self
 import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
+from remat_facade.planning.compiled_loops import compile_first
 from remat_facade.planning.interrupts import (
     INTERRUPTED,
     interrupted,
@@ -261,6 +262,8 @@ class RecomputePlanner(StepPlanner):
             NotFound: this solver found no schedule, but one exists.
             OverBudget: the schedule of the solver exceeds its budget, by the referee.
         """
+        if self.method.time_limit_s is None:
+            compile_first(graph, budget_nbytes, self.on_progress)
         search = self.search(graph, budget_nbytes, self.limit_s(graph))
         with stopped_by_interrupts(search.deadline):
             solution, schedule = self._found(graph, budget_nbytes, search, carry)
@@ -286,12 +289,11 @@ class RecomputePlanner(StepPlanner):
         deadline = search.deadline
         part = deadline.share(SOLVE_SHARE)
         part.on_progress = deadline.on_progress
-        solver = get_solver(self.method.solver, **self.method.parameters)
         solve = solve_switches if self.grads is Grads.NEW else solve_present
         problem = Problem(graph, budget_nbytes)
         kind = structure(graph), self.grads
         solution = self._carried(kind, solve, problem, part) if carry else None
-        solution = solution or solve(solver, problem, part)
+        solution = solution or solve(get_solver(self.method.solver, **self.method.parameters), problem, part)
         schedule = (
             solution.schedule
             or self._named(graph, budget_nbytes)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import attrs
 
+from remat_facade.planning.compiled_loops import compile_first
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import SOLVE_SHARE, Progress, versions
 from remat_facade.report.held import Held, held_at_peak
@@ -200,6 +201,7 @@ def diagnose(
     present = method.grads is Grads.PRESENT
     limit_s = method.limit_s(len(graph.ops))
     watch = watch or Stopwatch()
+    compile_first(graph, asked_nbytes, on_progress)
     on_progress(f"searching for the smallest budget of {graph.name}")
     find = min_present_budget if present else min_budget
     smallest = find(graph, Deadline((1 - SOLVE_SHARE) * limit_s))

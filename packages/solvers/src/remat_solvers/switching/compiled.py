@@ -1,0 +1,74 @@
+"""Compile the loops of searches before a clock starts.
+
+They are compiled where they are first called, once for each installation, which takes some 17 s: as long as a
+user may have allowed for a plan.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from remat_graph import Alternative, Graph, Implementation, Op, Role, Value, noremat_peak_nbytes, specialize
+from remat_solvers.bounds.reachability import reachability
+from remat_solvers.bounds.time_bound import CutBound
+from remat_solvers.local_search.joint import JointSearch, Walk
+from remat_solvers.protocol import Deadline
+
+LAYERS = 4
+MOVES = 20
+
+
+def are_loops_compiled() -> bool:
+    """Whether an earlier process has compiled the longest of them."""
+    from remat_solvers.kernels.anneal import anneal  # imports numba
+
+    return any(Path(anneal.stats.cache_path or "").glob("anneal.anneal-*.nbi"))
+
+
+@cache
+def compile_loops() -> None:
+    """Run each compiled loop on a tiny graph, once in a process.
+
+    It takes half a second where an earlier process has compiled them, in which they are loaded.
+    """
+    graph, deadline = _step(), Deadline()
+    off = specialize(graph, ()).graph
+    budget = noremat_peak_nbytes(off) - 1
+    bound = CutBound(off, reachability(off))
+    bound.extra_s(budget, deadline)
+    bound.binding()
+    search = JointSearch(graph, budget)
+    search.quick((), deadline)
+    search.quick(graph.switches, deadline)
+    for one in tuple(search.found.values()):
+        walk = Walk(start=one, moves=MOVES, hot=1.0, price=1.0)
+        search.anneal([walk], deadline)
+        search.anneal_sequences([walk], deadline)
+        search.flip_greedily(one, deadline)
+
+
+def _step() -> Graph:
+    """Layers whose backward reads their inputs, one with another way to run."""
+    values = [Value(name="input", nbytes=8, external=True)]
+    ops: list[Op] = []
+
+    def run(name: str, inputs: list[int], role: Role = Role.ACTIVATION, of: int | None = None) -> int:
+        values.append(Value(name=name, nbytes=8, role=role, of=of))
+        way = Implementation(inputs=inputs, outputs=[len(values) - 1], time_s=1.0)
+        backward = bool(role is Role.GRAD or name.startswith("back"))
+        ops.append(Op(name=f"make_{name}", target="layer", backward=backward, implementations=[way]))
+        return len(values) - 1
+
+    saved = [0]
+    for i in range(LAYERS):
+        saved.append(run(f"forward{i}", [saved[-1]]))
+    other = Implementation(inputs=[0], outputs=[1], time_s=2.0)
+    ops[0] = Op(
+        name="make_forward0",
+        target="layer",
+        implementations=[*ops[0].implementations, other],
+        alternatives=[Alternative(switch="other.0", first=1, again=1)],
+    )
+    gradient = saved[-1]
+    for i in reversed(range(LAYERS)):
+        gradient = run(f"back{i}", [gradient, saved[i]])
+    return Graph(name="loops", values=values, ops=ops)
