@@ -38,7 +38,7 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import Graph, resolve_budget
-from remat_solvers import InfeasibleBudget, min_budget
+from remat_solvers import InfeasibleBudget, compile_loops, min_budget
 from remat_solvers import Progress as SolverProgress
 
 BUDGETS = ("100%", "60%", "40%", "30%", "20%", "smallest", "tight")
@@ -273,6 +273,7 @@ def main() -> int:
         unknown = set(options.models) - set(planning_models.NAMES)
         parser.error(f"no model is called {', '.join(sorted(unknown))}")
     warnings.simplefilter("ignore")
+    compile_loops()  # once for an installation, and no part of planning
     before = load(options.before)
     limits = [float(limit) for limit in options.limits.split(",") if limit]
     busy: Any = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)

@@ -40,7 +40,7 @@ from remat_executor.ways.registry import EXACT
 from remat_facade import Hiremate
 from remat_facade.entrypoints.options import Ways
 from remat_graph import Graph, Roofline, noremat_peak_nbytes, resolve_budget, specialize
-from remat_solvers import InfeasibleBudget, Problem, Solution, get_solver, solve_switches
+from remat_solvers import InfeasibleBudget, Problem, Solution, compile_loops, get_solver, solve_switches
 from remat_solvers.bounds.decisions import combinations_of
 from tests.helpers.acceptance import whole_step
 from tests.helpers.models import CASES, ModelCase
@@ -232,6 +232,7 @@ def main() -> int:
     if not set(PARTS).issuperset(parts):
         parser.error(f"the parts are {', '.join(PARTS)}; got {options.parts}")
     warnings.simplefilter("ignore")
+    compile_loops()  # once for an installation, and no part of planning
     budgets = options.budgets.split(",")
     columns = "  budget   none s   ways s   none %   ways % families    bound"
     print(f"{'model':28} {'ops':>5} {'switches':>8}{columns}")
