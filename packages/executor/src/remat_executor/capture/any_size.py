@@ -14,8 +14,8 @@ A trace with symbols takes parts that another one leaves out: slices that show a
 has no operator. They are left out here.
 """
 
-import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -26,16 +26,16 @@ from torch.fx import Node
 from remat_executor.capture.captured import Captured
 from remat_executor.capture.joint_graph import kernels_of, trace_inputs
 from remat_executor.capture.random_draws import with_torch_randomness_only
-from remat_executor.capture.read_joint import read_joint
+from remat_executor.capture.read_joint import externals, read_joint
 from remat_executor.capture.traced_step import IsStandard, TracedStep, TraceResult
-from remat_executor.fx_nodes import args_of, target_of
+from remat_executor.fx_nodes import args_of, is_item, target_of
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.capture import Joint, as_eager_composes, export_joint, joint_inputs
 from remat_executor.torch_private.fake_tensors import with_careful_fake_cache
 from remat_executor.torch_private.fx_modules import read_later
 from remat_executor.torch_private.symbolic_sizes import (
-    OtherSize,
     Place,
+    SizeNotCovered,
     SymbolicSizes,
     fixed_fakes,
     is_symbolic,
@@ -44,7 +44,7 @@ from remat_executor.torch_private.symbolic_sizes import (
 
 aten = torch.ops.aten
 
-_OF_ITS_OWN = ("val", "tensor_meta")
+_OF_ONE_SIZE = ("val", "tensor_meta")
 """What the metadata of a node say of one size."""
 
 
@@ -71,7 +71,7 @@ class AnySize:
             tensors: the module's and the call's; inputs whose sizes vary are contiguous.
 
         Raises:
-            OtherSize: the forward may compute something else at these sizes.
+            SizeNotCovered: the forward may compute something else at these sizes.
             Exception: what an operator raises.
         """
         sizes = {(i, d): tensors.inputs[i].shape[d] for i, d in self.sizes.symbols}
@@ -104,7 +104,7 @@ def capture_any_size(
         as_if_compiling: whether the branches for compilers are traced.
 
     Raises:
-        OtherSize: the step has what is not shared between sizes.
+        SizeNotCovered: the step has what is not shared between sizes.
         Exception: what the forward raises on fake tensors.
     """
     step = TracedStep(module, tensors, differentiate, call, is_standard)
@@ -118,9 +118,9 @@ def capture_any_size(
     assert result is not None  # the traced function has run
     changes = result.changes
     if changes.state or changes.kept or changes.defaults or result.replaced:
-        raise OtherSize("the forward changes its module")
+        raise SizeNotCovered("the forward changes its module")
     if any(map(is_symbolic, result.constants)):
-        raise OtherSize("the forward returns a size")
+        raise SizeNotCovered("the forward returns a size")
     return AnySize(joint=joint, result=result, sizes=sizes)
 
 
@@ -150,47 +150,37 @@ class _Concrete:
                     case "output":
                         self.keep(node, None)
                     case other:
-                        raise OtherSize(f"a node of kind {other}")
+                        raise SizeNotCovered(f"a node of kind {other}")
         return read_later(self.graph, self.constants)
 
     def given(self) -> dict[Node, Tensor]:
         """The fake tensor of each placeholder."""
-        varying = {i for i, _ in self.step.sizes.symbols}
-        tensors = self.tensors
-        found = {}
-        for each in joint_inputs(self.symbolic.graph):
-            if each.tangent_of is not None:
-                found[each.node] = self.like(each.node.meta["val"])
-            elif each.target is not None:
-                kind, _, number = each.target.rpartition(".")
-                owned: Sequence[tuple[Any, Tensor]] = (
-                    tensors.parameters if kind == "parameters_" else tensors.buffers
-                )
-                found[each.node] = self.mode.from_tensor(owned[int(number)][1])
-            elif each.index is not None:
-                tensor = tensors.inputs[each.index]
-                new = each.index in varying
-                found[each.node] = self.like(tensor) if new else self.mode.from_tensor(tensor)
-        return found
+        inputs, tensors = joint_inputs(self.symbolic.graph), self.tensors
+        nodes = externals([each for each in inputs if each.tangent_of is None], tensors)
+        resized = {id(tensors.inputs[i]) for i, _ in self.step.sizes.symbols}
+        found = {
+            node: self.like(tensor) if id(tensor) in resized else self.mode.from_tensor(tensor)
+            for node, tensor in zip(nodes, tensors.flat, strict=True)
+        }
+        tangents = [each.node for each in inputs if each.tangent_of is not None]
+        return found | {node: self.like(node.meta["val"]) for node in tangents}
 
     def like(self, tensor: Any) -> Tensor:
         """A fake tensor with a layout that may have symbols."""
         if not isinstance(tensor, Tensor):
-            raise OtherSize("an input that is no tensor")
-        shape, strides = ([self.number(n) for n in numbers] for numbers in (tensor.shape, tensor.stride()))
+            raise SizeNotCovered("an input that is no tensor")
+        value = partial(self.step.sizes.value, sizes=self.sizes)
+        shape, strides = list(map(value, tensor.shape)), list(map(value, tensor.stride()))
         with self.mode:
             made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
         return made.requires_grad_(tensor.requires_grad)
-
-    def number(self, number: Any) -> Any:
-        return self.step.sizes.value(number, self.sizes)
 
     def constant(self, node: Node) -> Tensor:
         """A constant of the trace."""
         name = str(node.target)
         value = getattr(self.symbolic, name)
         if not isinstance(value, Tensor):
-            raise OtherSize("a graph within the graph")
+            raise SizeNotCovered("a graph within the graph")
         self.constants[name] = value
         fake: Tensor = self.mode.from_tensor(value)
         return fake
@@ -205,8 +195,8 @@ class _Concrete:
             source = args_of(node)[0]
             self.made[node], self.value[node] = self.made[source], self.value[source]
             return
-        if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
-            raise OtherSize(f"a call of {node.target}")
+        if not (is_item(node) or hasattr(node.target, "overloadpacket")):
+            raise SizeNotCovered(f"a call of {node.target}")
         with self.mode:
             value = target_of(node)(*args, **kwargs)
         self.keep(node, value)
@@ -220,7 +210,7 @@ class _Concrete:
         """Add a node to the new graph."""
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), self.made.__getitem__)
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=self.name(node))
-        made.meta = {name: each for name, each in node.meta.items() if name not in _OF_ITS_OWN}
+        made.meta = {name: each for name, each in node.meta.items() if name not in _OF_ONE_SIZE}
         if notes := made.meta.get("custom"):
             made.meta["custom"] = dict(notes)  # which are taken out later
         if "val" in node.meta:

@@ -59,10 +59,10 @@ def read_joint(
     tangents = {i.tangent_of: i.node for i in inputs if i.tangent_of is not None}
     rewrite(graph, tangents.values())
     placeholders = {i.name: i.node for i in given}
-    externals = _externals(given, tensors)
+    placed = externals(given, tensors)
     for tangent in inputs:
         if tangent.written_input is not None:
-            name = tensors.names[externals.index(placeholders[tangent.written_input])]
+            name = tensors.names[placed.index(placeholders[tangent.written_input])]
             raise CaptureError(
                 problem=f"the forward writes into {name!r}, which requires a gradient",
                 advice="write into it outside of the forward, for example after the optimizer's step",
@@ -72,7 +72,7 @@ def read_joint(
             problem="the forward changes the shape of an input in place, as unsqueeze_ does",
             advice="make a view instead: x = x.unsqueeze(0)",
         )
-    _check_effects(joint.graph_module, externals, result.replaced, tensors)
+    _check_effects(joint.graph_module, placed, result.replaced, tensors)
     by_kind = _outputs_by_kind(graph)
     own = _own_outputs(by_kind[OutputKind.OWN], tangents, joint, result)
     bases = [
@@ -82,7 +82,7 @@ def read_joint(
     counter = iter(range(len(own)))
     return Captured(
         graph_module=joint.graph_module,
-        externals=externals,
+        externals=placed,
         outputs=(*own, *bases),
         output_leaves=tuple(next(counter) if is_tensor else None for is_tensor in result.is_tensor),
         output_constants=result.constants,
@@ -160,8 +160,12 @@ def _check_effects(
             )
 
 
-def _externals(inputs: Sequence[JointInput], tensors: Tensors) -> tuple[Node, ...]:
-    """Placeholders in the order of `Tensors.flat`."""
+def externals(inputs: Sequence[JointInput], tensors: Tensors) -> tuple[Node, ...]:
+    """The placeholders of these inputs in the order of `Tensors.flat`.
+
+    Raises:
+        CaptureError: an input is none of those tensors.
+    """
     by_place: dict[tuple[str, int], Node] = {}
     for given in inputs:
         if given.target is not None:

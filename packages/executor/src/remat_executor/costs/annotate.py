@@ -18,8 +18,8 @@ from remat_executor.costs.cache import CostCache, MeasuredCost
 from remat_executor.costs.device_timer import Seconds
 from remat_executor.costs.kernel_sources import source_hash
 from remat_executor.costs.measure import measure
-from remat_executor.costs.other_sizes import OperatorKind, OtherSizes
 from remat_executor.costs.stopwatch import Request
+from remat_executor.costs.times_by_size import OperatorKind, TimesBySize
 from remat_executor.costs.unmeasured import Rates
 from remat_executor.current_device import as_current
 from remat_executor.fx_nodes import meta_tensors
@@ -46,7 +46,7 @@ def with_costs(
     cache: CostCache | None,
     platform: Platform | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    sizes: OtherSizes | None = None,
+    sizes: TimesBySize | None = None,
 ) -> Graph:
     """The graph with measured workspaces and times, or those of a platform.
 
@@ -80,7 +80,7 @@ def with_costs(
         if key not in requests:
             requests[key] = arguments.request(recipe, repeat=k > 0)
     replaceable = {key for (i, _), key in keys.items() if graph.ops[i].alternatives}
-    sizes = sizes or OtherSizes.on(translation.device.type)
+    sizes = sizes or TimesBySize.on(translation.device.type)
     kinds = {} if platform is not None else _kinds(translation, keys, sizes)  # it gives the times
     estimates = {
         key: seconds for key, kind in kinds.items() if (seconds := sizes.estimate(*kind)) is not None
@@ -114,7 +114,7 @@ def with_costs(
 
 def costs_on(device: torch.device, cache_dir: str | Path | None, platform: Platform | None) -> partial[Graph]:
     """`with_costs` for the calls of one module: with a cache, and what its operators take at other sizes."""
-    sizes = OtherSizes.on(device.type)
+    sizes = TimesBySize.on(device.type)
     return partial(with_costs, cache=CostCache(device, cache_dir), platform=platform, sizes=sizes)
 
 
@@ -137,7 +137,7 @@ def _running(translation: Translation) -> Iterator[_Place]:
 
 
 def _kinds(
-    translation: Translation, keys: Mapping[_Place, str], sizes: OtherSizes
+    translation: Translation, keys: Mapping[_Place, str], sizes: TimesBySize
 ) -> dict[str, tuple[OperatorKind, OpCost]]:
     """For each key what it has in common with other sizes, and its work."""
     found: dict[str, tuple[OperatorKind, OpCost]] = {}

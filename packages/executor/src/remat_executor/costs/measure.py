@@ -16,7 +16,7 @@ which the host works to issue them is kept apart: a step of many small operators
 A few long operators would dominate the time to plan, so runs are added only up to 0.1 s. Where torch's own
 operator takes 0.1 s on CPU, its first run is the only one: initialization takes milliseconds.
 
-Where the time is known from other sizes (``other_sizes``), the operator runs for its bytes alone.
+Where the time is known from other sizes (``times_by_size``), the operator runs for its bytes alone.
 
 Bytes are read from the allocator (``remat_executor.memory.allocator``), so on CUDA they are rounded up to its
 blocks. On CPU the first run of 38 operators needed the same workspace as later ones, with one thread or two:

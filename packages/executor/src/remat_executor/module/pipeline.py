@@ -34,7 +34,7 @@ from remat_executor.module.peak_check import (
     surely_within,
 )
 from remat_executor.module.planned_step import PlannedStep
-from remat_executor.module.shared_captures import Example, SharedCaptures, Sharing
+from remat_executor.module.shared_captures import Example, KindCaptures, SharedCaptures
 from remat_executor.runtime.eager import Eager
 from remat_executor.runtime.registry import RuntimeFactory
 from remat_executor.torch_private.precision import without_any_autocast
@@ -100,7 +100,7 @@ class CallToPlan:
     on_captured: Callable[[Captured], None] = lambda captured: None
     on_measured: Callable[[Captured], None] = lambda captured: None
     recorder: ReadRecorder = attrs.field(factory=ReadRecorder)
-    sharing: Sharing | None = None
+    sharing: KindCaptures | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -227,7 +227,7 @@ class PipelineStages:
         call.on_captured(captured)
         return captured
 
-    def _capture_any_size(self, call: CallToPlan, sharing: Sharing, free: frozenset[Place]) -> None:
+    def _capture_any_size(self, call: CallToPlan, sharing: KindCaptures, free: frozenset[Place]) -> None:
         def trace(as_if_compiling: bool) -> AnySize:
             with call.recorder.recording(call.model):
                 return capture_any_size(

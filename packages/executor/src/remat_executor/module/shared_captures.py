@@ -142,7 +142,7 @@ def _resized(tensors: Tensors, shapes: Shapes) -> Tensors:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Shared:
+class KeptCapture:
     """A capture for any size that holds.
 
     Attributes:
@@ -157,7 +157,7 @@ class Shared:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Sharing:
+class KindCaptures:
     """The captures of one kind of calls.
 
     Attributes:
@@ -169,18 +169,18 @@ class Sharing:
 
     examples: list[Example] = attrs.field(factory=list)
     tries: int = 0
-    found: list[Shared] = attrs.field(factory=list)
-    learned: Shared | None = None
+    found: list[KeptCapture] = attrs.field(factory=list)
+    learned: KeptCapture | None = None
 
     def add(self, example: Example) -> None:
         """Remember a step that was captured by itself."""
         if self.tries < MOST_TRIES:
             self.examples.append(example)
 
-    def begun_again(self) -> "Sharing":
+    def begun_again(self) -> "KindCaptures":
         """What the present call has given alone."""
         found = [] if self.learned is None else [self.learned]
-        return Sharing(examples=self.examples[-1:], tries=len(found), found=found)
+        return KindCaptures(examples=self.examples[-1:], tries=len(found), found=found)
 
     def captured(self, tensors: Tensors) -> tuple[Captured, Reads] | None:
         """The step of a call, and what its capture read; None if it has to be captured by itself."""
@@ -247,7 +247,7 @@ class Sharing:
         here = shapes_of(tensors)
         places = {(i, d) for i, shape in enumerate(here) for d in range(len(shape))}
         fixed = {(i, d): here[i][d] for i, d in places.difference(free)}
-        self.learned = Shared(any_size=found, fixed=fixed, reads=reads())
+        self.learned = KeptCapture(any_size=found, fixed=fixed, reads=reads())
         self.found.append(self.learned)
 
 
@@ -259,13 +259,13 @@ class SharedCaptures:
         kinds: the most recent ones.
     """
 
-    kinds: LRUCache[Any, Sharing] = attrs.field(factory=LRUCache)
+    kinds: LRUCache[Any, KindCaptures] = attrs.field(factory=LRUCache)
 
-    def of(self, kind: Any) -> Sharing | None:
+    def of(self, kind: Any) -> KindCaptures | None:
         """The captures of a kind; None for calls that share nothing."""
-        return None if kind is None else self.kinds.get(kind) or Sharing()
+        return None if kind is None else self.kinds.get(kind) or KindCaptures()
 
-    def keep(self, kind: Any, sharing: Sharing | None, before: Any) -> None:
+    def keep(self, kind: Any, sharing: KindCaptures | None, before: Any) -> None:
         """Keep what calls of a kind share.
 
         Args:

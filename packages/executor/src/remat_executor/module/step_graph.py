@@ -1,14 +1,12 @@
 """The measured graph of a training step without a planned module."""
 
-import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from remat_executor.costs.annotate import with_costs
-from remat_executor.costs.cache import CostCache
+from remat_executor.costs.annotate import costs_on
 from remat_executor.costs.check_platform import check_platform
 from remat_executor.guards.snapshot import Snapshot
 from remat_executor.module.input_checks import check_input, output_indices
@@ -49,9 +47,8 @@ def step_graph(
     """
     check_platform(platform)
     tensors = check_input(model, args, kwargs or {})
-    cache = CostCache(tensors.device, cache_dir)
     stages = PipelineStages(
-        costs=functools.partial(with_costs, cache=cache, platform=platform),
+        costs=costs_on(tensors.device, cache_dir, platform),
         differentiate=output_indices(differentiate),
         on_progress=on_progress,
         families=families(ways),

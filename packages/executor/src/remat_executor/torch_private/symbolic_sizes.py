@@ -24,7 +24,7 @@ _TEXTS = ("__str__", "__repr__", "__format__")
 _OF_FRACTIONS = (*_COMPARISONS, *_ROUNDINGS, *_TEXTS)
 
 
-class OtherSize(Exception):
+class SizeNotCovered(Exception):
     """A trace does not hold for these sizes, or says nothing of them."""
 
 
@@ -75,30 +75,30 @@ class SymbolicSizes:
         """Check that a trace took the branches that it takes at these sizes.
 
         Raises:
-            OtherSize: it may not have.
+            SizeNotCovered: it may not have.
         """
         values = self._values(sizes)
         for symbol, size in values.items():
             bounds = self.environment.var_to_range[symbol]
             if size < LEAST or not bounds.lower <= size <= bounds.upper:
-                raise OtherSize(f"{symbol} is {size}")
+                raise SizeNotCovered(f"{symbol} is {size}")
         for guard in self.environment.guards:
             if guard.expr.subs(values) != True:  # noqa: E712 - an object of sympy
-                raise OtherSize(str(guard.expr))
+                raise SizeNotCovered(str(guard.expr))
         if self.environment.deferred_runtime_asserts:
-            raise OtherSize("a size depends on data")
+            raise SizeNotCovered("a size depends on data")
 
     def value(self, number: Any, sizes: Mapping[Place, int]) -> Any:
         """The value of a whole number that a trace has computed from the sizes.
 
         Raises:
-            OtherSize: it depends on something else.
+            SizeNotCovered: it depends on something else.
         """
         if not is_symbolic(number):
             return number
         found = number.node.expr.subs(self._values(sizes))
         if not found.is_Integer:
-            raise OtherSize(str(found))
+            raise SizeNotCovered(str(found))
         return int(found)
 
     def _values(self, sizes: Mapping[Place, int]) -> dict[Any, int]:
@@ -132,7 +132,7 @@ def watched_symbols() -> Generator[None, None, None]:
         def refuse(value: Any, *rest: Any) -> Any:
             if threading.get_ident() != me:
                 return before(value, *rest)
-            raise OtherSize(f"a fraction is compared or rounded ({name})")
+            raise SizeNotCovered(f"a fraction is compared or rounded ({name})")
 
         replace(torch.SymFloat, name, refuse)
 

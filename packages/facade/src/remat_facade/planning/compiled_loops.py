@@ -2,14 +2,11 @@
 
 from collections.abc import Callable
 
-from remat_graph import Graph, noremat_peak_nbytes
 from remat_solvers import are_loops_compiled, compile_loops
 
 
-def compile_first(graph: Graph, budget_nbytes: int, on_progress: Callable[[str], None]) -> None:
-    """Compile what a search runs, so that its limit is not spent on it; nothing is searched if all fits."""
-    if noremat_peak_nbytes(graph) <= budget_nbytes:
-        return
+def compile_first(on_progress: Callable[[str], None]) -> None:
+    """Compile what a search runs, so that its limit is not spent on it."""
     if not are_loops_compiled():
         on_progress("compiling the loops of searches, once for this installation")
     compile_loops()

@@ -201,7 +201,7 @@ def diagnose(
     present = method.grads is Grads.PRESENT
     limit_s = method.limit_s(len(graph.ops))
     watch = watch or Stopwatch()
-    compile_first(graph, asked_nbytes, on_progress)
+    compile_first(on_progress)
     on_progress(f"searching for the smallest budget of {graph.name}")
     find = min_present_budget if present else min_budget
     smallest = find(graph, Deadline((1 - SOLVE_SHARE) * limit_s))

@@ -7,7 +7,7 @@ user may have allowed for a plan.
 from functools import cache
 from pathlib import Path
 
-from remat_graph import Alternative, Graph, Implementation, Op, Role, Value, noremat_peak_nbytes, specialize
+from remat_graph import Alternative, Graph, Implementation, Op, Value, noremat_peak_nbytes, specialize
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.local_search.joint import JointSearch, Walk
@@ -51,16 +51,15 @@ def _step() -> Graph:
     values = [Value(name="input", nbytes=8, external=True)]
     ops: list[Op] = []
 
-    def run(name: str, inputs: list[int], role: Role = Role.ACTIVATION, of: int | None = None) -> int:
-        values.append(Value(name=name, nbytes=8, role=role, of=of))
+    def run(name: str, inputs: list[int], *, backward: bool) -> int:
+        values.append(Value(name=name, nbytes=8))
         way = Implementation(inputs=inputs, outputs=[len(values) - 1], time_s=1.0)
-        backward = bool(role is Role.GRAD or name.startswith("back"))
         ops.append(Op(name=f"make_{name}", target="layer", backward=backward, implementations=[way]))
         return len(values) - 1
 
     saved = [0]
     for i in range(LAYERS):
-        saved.append(run(f"forward{i}", [saved[-1]]))
+        saved.append(run(f"forward{i}", [saved[-1]], backward=False))
     other = Implementation(inputs=[0], outputs=[1], time_s=2.0)
     ops[0] = Op(
         name="make_forward0",
@@ -70,5 +69,5 @@ def _step() -> Graph:
     )
     gradient = saved[-1]
     for i in reversed(range(LAYERS)):
-        gradient = run(f"back{i}", [gradient, saved[i]])
+        gradient = run(f"back{i}", [gradient, saved[i]], backward=True)
     return Graph(name="loops", values=values, ops=ops)

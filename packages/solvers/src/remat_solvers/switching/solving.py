@@ -44,8 +44,8 @@ JOINT_MOVES, MOST_JOINT_MOVES = 0.025, 0.4  # flips as a share of a solve: for e
 LEAST_MOVES = 40_000
 # Start temperatures and prices of an annealing.
 WALKS = ((1.0, 3.0), (0.1, 0.3))
-# All off is planned unless another decision saves more than this ratio of base time: two searches of one
-# graph ended up to a hundredth apart (small transformers at 40 %).
+# All off is planned alone unless another decision saves more than this ratio of base time: two searches of
+# one graph ended up to a hundredth apart (small transformers at 40 %).
 WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
@@ -198,26 +198,21 @@ class _Decisions:
 
     def chosen(self) -> list[list[DecidedOrder]]:
         """The decisions that the solver plans side by side, until one fits; all off is among them."""
-        off = self.search.found[frozenset()]
+        all_off = self.search.found[frozenset()]
         if not self.search.fitting:
             found = self.search.found.values()
             lowest = min(found, key=lambda one: budget_floor(one.made.graph).nbytes)
             smallest = min(found, key=lambda one: one.peak_nbytes)
-            return [[one] for one in {one.made.on: one for one in (lowest, smallest, off)}.values()]
-        best = self.search.fitting[0]
-        if self.fits(off) and off.time_s - best.time_s <= WORTH * self.graph.time_s:
-            return [[off]]
-        return [[best] if best is off else [best, off]]
-
-    def fits(self, one: DecidedOrder) -> bool:
-        """Whether a plan keeps the budget."""
-        return one.peak_nbytes <= self.budget_nbytes
+            return [[one] for one in {one.made.on: one for one in (lowest, smallest, all_off)}.values()]
+        best, off = self.search.fitting[0], self.off
+        alone = off is not None and off.time_s - best.time_s <= WORTH * self.graph.time_s
+        return [[all_off] if alone else [best, all_off]]
 
     @property
     def off(self) -> DecidedOrder | None:
         """The plan of all off so far, if it fits."""
         found = self.search.found.get(frozenset())
-        return None if found is None or not self.fits(found) else found
+        return None if found is None or found.peak_nbytes > self.budget_nbytes else found
 
     def candidates(self, start: Schedule | None) -> None:
         """Cheap plans of whole families; all off is always among them."""

@@ -9,7 +9,7 @@ import torch
 
 from remat_executor.costs.device_timer import Seconds
 from remat_executor.costs.measure import measure
-from remat_executor.costs.other_sizes import MOST_APART, NEAR, OtherSizes
+from remat_executor.costs.times_by_size import MOST_APART, NEAR, TimesBySize
 from remat_graph import OpCost
 
 
@@ -21,15 +21,15 @@ def cost(rows: int) -> OpCost:
     return OpCost(read_nbytes=256 * rows, written_nbytes=256 * rows, key=key(rows))
 
 
-def with_times(times: dict[int, float], device: str = "cpu") -> OtherSizes:
-    sizes = OtherSizes.on(device)
+def with_times(times: dict[int, float], device: str = "cpu") -> TimesBySize:
+    sizes = TimesBySize.on(device)
     for rows, run_s in times.items():
         sizes.add(sizes.kind("layer", key(rows)), cost(rows), Seconds(run_s, 1e-6))
     return sizes
 
 
 def estimated_s(
-    sizes: OtherSizes, rows: int, layer: str = "layer", operator: str = "aten.relu.default"
+    sizes: TimesBySize, rows: int, layer: str = "layer", operator: str = "aten.relu.default"
 ) -> float:
     found = sizes.estimate(sizes.kind(layer, key(rows, operator)), cost(rows))
     return -1.0 if found is None else found.run_s
@@ -70,7 +70,7 @@ def test_other_operators() -> None:
 
 def test_dtypes_and_names_are_no_sizes() -> None:
     """A number within a word stays."""
-    sizes = OtherSizes.on("cpu")
+    sizes = TimesBySize.on("cpu")
     one, other = (f"aten.conv2d.default({dtype}[4, 8]@cpu) on cpu" for dtype in ("float32", "float16"))
     assert sizes.kind("", one) != sizes.kind("", other)
     assert sizes.kind("", one) == sizes.kind("", one.replace("4, 8", "5, 9"))

@@ -40,7 +40,7 @@ class OperatorKind(NamedTuple):
 
 
 @attrs.define(kw_only=True, eq=False)
-class OtherSizes:
+class TimesBySize:
     """The times of a module's operators at the sizes so far.
 
     Attributes:
@@ -52,7 +52,7 @@ class OtherSizes:
     times: dict[OperatorKind, dict[float, Seconds]] = attrs.field(factory=dict)
 
     @classmethod
-    def on(cls, device_type: str) -> "OtherSizes":
+    def on(cls, device_type: str) -> "TimesBySize":
         """No times yet, on this type of device."""
         return cls(alignment=1 if device_type == "cpu" else ALIGNMENT)
 
