@@ -1,5 +1,6 @@
 """Which known plan is carried over to a size, and when a size that was carried over is searched for."""
 
+import os
 from pathlib import Path
 
 import attrs
@@ -12,7 +13,7 @@ from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Grads, Graph, Plan, Schedule, noremat_peak_nbytes
 from remat_graph.testing.resized import resized
-from remat_solvers.testing import unet
+from remat_solvers.testing import transformer, unet
 
 GRAPH = unet(4)
 KIND = ("one step", Grads.NEW)
@@ -139,3 +140,49 @@ def test_plans_found_on_disk_are_carried_too(tmp_path: Path, monkeypatch: pytest
     ends = [line for line in told if line.startswith("planned")]
     assert "found on disk" in ends[0]
     assert "carried over" in ends[1]
+
+
+def test_saved_plans_of_other_sizes_are_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a later process, and for another budget; only where the caller asks for revisions."""
+    monkeypatch.setattr(planning, "FAR", 1.0)
+    planner = RecomputePlanner(budget="60%", method=QUICK, zoo=Zoo(folder=tmp_path, times="test"))
+    planner(GRAPH)
+    later = attrs.evolve(planner, known=KnownPlans(), granted_nbytes=0)
+    assert not carried(later(resized(GRAPH, 1)))
+    later = attrs.evolve(planner, known=KnownPlans(), granted_nbytes=0, carries_saved=True)
+    assert carried(later(resized(GRAPH, 2)))
+    later = attrs.evolve(later, known=KnownPlans(), granted_nbytes=0, budget="70%")
+    assert carried(later(GRAPH))
+
+
+def test_saved_plans_of_another_step_or_method_are_not_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are files that were changed by hand."""
+    monkeypatch.setattr(planning, "FAR", 1.0)
+    zoo = Zoo(folder=tmp_path, times="test")
+    planner = RecomputePlanner(budget="60%", method=QUICK, zoo=zoo, carries_saved=True)
+    planner(GRAPH)
+    other = resized(GRAPH, 1)
+    assert [plan.fingerprint for plan in zoo.of_step(other, planner.saved_as(other))]
+    assert not zoo.of_step(transformer(2), planner.saved_as(transformer(2)))
+    seeded = attrs.evolve(planner, method=attrs.evolve(QUICK, parameters={"moves": 1}))
+    assert not zoo.of_step(other, seeded.saved_as(other))
+    present = planner.for_grads(Grads.PRESENT)
+    assert not zoo.of_step(other, present.saved_as(other))
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text().replace("budget_nbytes", "budget"))
+    assert not zoo.of_step(other, planner.saved_as(other))
+
+
+def test_the_latest_saved_plans_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all of a step that was planned for many sizes."""
+    monkeypatch.setattr("remat_facade.planning.zoo.MOST_OF_STEP", 2)
+    zoo = Zoo(folder=tmp_path, times="test")
+    for i, budget in enumerate(("60%", "70%", "80%")):
+        planner = RecomputePlanner(budget=budget, method=QUICK, zoo=zoo)
+        planner(GRAPH)
+        for path in tmp_path.iterdir():
+            os.utime(path, (path.stat().st_mtime - 100 + i,) * 2)
+    budgets = [plan.budget_nbytes for plan in zoo.of_step(GRAPH, planner.saved_as(GRAPH))]
+    assert budgets == [RecomputePlanner(budget=budget).budget_for(GRAPH) for budget in ("80%", "70%")]

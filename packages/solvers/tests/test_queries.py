@@ -6,7 +6,18 @@ import attrs
 import pytest
 
 from remat_graph import Graph, noremat_peak_nbytes
-from remat_solvers import budgets_of, max_batch, min_budget, pareto
+from remat_solvers import (
+    Carried,
+    Deadline,
+    Problem,
+    Solution,
+    Solver,
+    budgets_of,
+    max_batch,
+    min_budget,
+    pareto,
+)
+from remat_solvers.switching import solve_switches
 from remat_solvers.testing import layer_graph, random_graph
 
 from .corpus import ORACLES
@@ -75,6 +86,26 @@ def test_no_size_is_left_out_and_none_beyond_the_most() -> None:
     assert max_batch(vgg19, ROOM, solver="noremat", most=100).batch == 100
     assert max_batch(vgg19, ROOM, solver="noremat", first=3).batch == 222
     assert max_batch(vgg19, ROOM, solver="noremat", first=300).batch == 0
+
+
+def test_larger_batches_begin_with_the_plan_of_the_one_before() -> None:
+    """The solver runs for the first size, for those that a carried plan does not fit, and for the largest."""
+    runs: list[tuple[int, str]] = []
+    budget_nbytes = 40 * noremat_peak_nbytes(vgg19(1))
+
+    def solve(solver: Solver, problem: Problem, deadline: Deadline | None) -> Solution:
+        runs.append((noremat_peak_nbytes(problem.graph) // noremat_peak_nbytes(vgg19(1)), solver.name))
+        return solve_switches(solver, problem, deadline)
+
+    found = max_batch(vgg19, budget_nbytes, moves=2000, solve=solve)
+    alone = max_batch(vgg19, budget_nbytes, moves=2000, solver="search")
+    assert found.batch >= alone.batch
+    assert found.solution is not None
+    assert found.solution.stats["method"] != Carried.name
+    searched = [batch for batch, name in runs if name == "auto"]
+    assert searched[0] == 1
+    assert searched[-1] == found.batch
+    assert len(searched) < len({batch for batch, _ in runs})
 
 
 def test_nothing_fits() -> None:

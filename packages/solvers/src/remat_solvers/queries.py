@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate
+from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate, structure
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.decisions import bounding_graphs
 from remat_solvers.bounds.time_bound import CutBound
+from remat_solvers.carrying import Carried
 from remat_solvers.errors import InfeasibleBudget
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver
 from remat_solvers.registry import get_solver, solver_parameters
@@ -201,6 +202,9 @@ def max_batch(
 ) -> MaxBatch:
     """Find the largest batch by doubling and bisection over plans, as Checkmate's experiment does.
 
+    With `auto`, the plan of the nearest size that fits is carried over to the next one where the step has the
+    same structure, and the solver runs where that does not fit, and at the end for the largest.
+
     Args:
         graph_of: the training step for a batch size.
         budget_nbytes: bound on the peak.
@@ -213,29 +217,45 @@ def max_batch(
         on_fit: called with the largest batch so far whenever a larger one fits.
         **parameters: of the solver.
     """
+    fitting: list[tuple[Graph, Solution]] = []  # sizes that fit, the largest last
 
-    def fits(batch: int) -> Solution | None:
-        problem = Problem(graph_of(batch), budget_nbytes)
-        made = solve(get_solver(solver, **parameters), problem, Deadline(seconds))
+    def run(chosen: Solver, graph: Graph) -> Solution | None:
+        made = solve(chosen, Problem(graph, budget_nbytes), Deadline(seconds))
         good = made.overhead is not None and made.overhead <= max_overhead + 1e-12
         return made if good else None
 
-    best, found = 0, None
-    refused: int | None = None
-    batch = first
-    while refused is None and best < most:
-        made = fits(batch)
+    def carried(graph: Graph) -> Solution | None:
+        if solver != "auto" or not fitting or structure(graph) != structure(fitting[-1][0]):
+            return None
+        known = fitting[-1][1].schedule
+        return None if known is None else run(Carried(schedule=known), graph)
+
+    def fits(batch: int) -> bool:
+        graph = graph_of(batch)
+        made = carried(graph) or run(get_solver(solver, **parameters), graph)
         if made is None:
-            refused = batch
+            return False
+        fitting.append((graph, made))
+        on_fit(MaxBatch(batch=batch, solution=made, refused=refused))
+        return True
+
+    best, batch = 0, first
+    refused: int | None = None
+    while refused is None and best < most:
+        if fits(batch):
+            best, batch = batch, min(2 * batch, most)
         else:
-            best, found, batch = batch, made, min(2 * batch, most)
-            on_fit(MaxBatch(batch=best, solution=found, refused=refused))
+            refused = batch
     while refused is not None and refused - best > 1 and best:
         middle = (best + refused) // 2
-        made = fits(middle)
-        if made is None:
-            refused = middle
+        if fits(middle):
+            best = middle
         else:
-            best, found = middle, made
-            on_fit(MaxBatch(batch=best, solution=found, refused=refused))
+            refused = middle
+    if not fitting:
+        return MaxBatch(batch=0, solution=None, refused=refused)
+    graph, found = fitting[-1]
+    if found.stats.get("method") == Carried.name:
+        searched = run(get_solver(solver, **parameters), graph)
+        found = min(filter(None, (searched, found)), key=lambda one: one.time_s or 0.0)
     return MaxBatch(batch=best, solution=found, refused=refused)

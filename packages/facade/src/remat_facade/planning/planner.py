@@ -175,6 +175,7 @@ class RecomputePlanner(StepPlanner):
         device_nbytes: memory of the device; None if unknown.
         device: name of the device, for messages.
         known: the plans so far, which are carried over to other sizes.
+        carries_saved: whether saved plans of the step are carried over too, since `revised` will be asked.
         granted_nbytes: the budget of the first graph. A percentage is of each graph, but a smaller graph (the
             last batch of an epoch, for example) gets no less than this.
     """
@@ -185,6 +186,7 @@ class RecomputePlanner(StepPlanner):
     device: str = ""
     granted_nbytes: int = 0
     known: KnownPlans = attrs.field(factory=KnownPlans)
+    carries_saved: bool = False
 
     def __attrs_post_init__(self) -> None:
         reserve: object = self.reserve_nbytes
@@ -306,9 +308,14 @@ class RecomputePlanner(StepPlanner):
     ) -> Solution | None:
         """The plan of the nearest size, repaired; None if there is none, or it is too far from its bound."""
         graph = problem.graph
+        if self.method.solver != "auto":
+            return None
+        if self.zoo is not None and self.carries_saved and kind not in self.known.plans:
+            for plan in reversed(self.zoo.of_step(graph, self.saved_as(graph))):
+                self.known.add(kind, plan)
         needed_nbytes = noremat_peak_nbytes(graph)
         found = self.known.nearest(kind, needed_nbytes, problem.budget_nbytes)
-        if found is None or self.method.solver != "auto":
+        if found is None:
             return None
         nearest, searched = found
         far = searched.gap + FAR

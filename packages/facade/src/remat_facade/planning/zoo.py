@@ -5,6 +5,9 @@ times, and the source code of the packages that solve, so another version of a s
 this one. The referee simulates a loaded plan on the present graph. The plan is used if its peak is within the
 budget and its overhead, by the times measured now, is hardly more than when it was made.
 
+Names of files begin with the structure of the graph, so plans of another size of the step, or for another
+budget, are found without reading all files.
+
 A plan of a search that a time limit ended is saved with that limit. A call with a longer limit solves again
 and replaces the plan. The folder holds a bounded number of files; the least recently used is deleted first.
 
@@ -28,19 +31,29 @@ import attrs
 
 from remat_facade.errors import PlanNotKept
 from remat_facade.planning.method import Method
-from remat_graph import BadFile, ForeignPlan, Graph, OverBudget, Plan, RematError, fingerprint
+from remat_graph import BadFile, ForeignPlan, Graph, OverBudget, Plan, RematError, fingerprint, structure
 from remat_graph.serialization.json_reader import read_sealed, write_sealed
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.training import with_placement
 
 FORMAT = "remat-zoo"
-VERSION = 2
+VERSION = 3
 
 SLOWER = 0.01
 """Largest increase of a saved plan's overhead since it was made, as a share of the step's time."""
 
 MOST_PLANS = 500
 """Most files in the folder, of about 100 KiB each."""
+
+MOST_OF_STEP = 8
+"""Most plans of other sizes and budgets of a step that are read; the latest ones."""
+
+_OF_SIZE = (
+    "fingerprint",
+    "rounding_nbytes",
+    "budget_nbytes",
+    "times",
+)  # entries of a key that may differ then
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -80,6 +93,19 @@ class Zoo:
             os.utime(path)
         return plan
 
+    def of_step(self, graph: Graph, method: Method) -> list[Plan]:
+        """Plans of the same step at other sizes or budgets, the latest first; not simulated on this graph."""
+        key = self.key(graph, 0, method)
+        paths = sorted(self._paths(f"{self._prefix(key)}*.json"), key=_used_s, reverse=True)
+        found = []
+        for path in paths[:MOST_OF_STEP]:
+            with suppress(BadFile, ForeignPlan, RematError, ValueError, TypeError, RecursionError):
+                reader = read_sealed(path, FORMAT, VERSION)
+                of = dict(reader.get("key").mapping())
+                if {**of, **{name: key[name] for name in _OF_SIZE}} == key:
+                    found.append(plan_from_data(reader.get("plan").data, source=str(path)))
+        return found
+
     def keep(self, graph: Graph, budget_nbytes: int, method: Method, plan: Plan) -> None:
         """Save a plan; it atomically replaces an earlier one."""
         key = self.key(graph, budget_nbytes, method)
@@ -99,16 +125,19 @@ class Zoo:
                 )
 
     def _drop_oldest(self) -> None:
-        used_s = {}
-        for path in self.folder.glob("plan-v*.json"):
-            with suppress(FileNotFoundError):  # deleted by another process
-                used_s[path] = path.stat().st_mtime
-        for path in sorted(used_s, key=used_s.__getitem__)[:-MOST_PLANS]:
+        for path in sorted(self._paths("plan-v*.json"), key=_used_s)[:-MOST_PLANS]:
             path.unlink(missing_ok=True)
+
+    def _paths(self, pattern: str) -> list[Path]:
+        """Files of the folder; none on a system error."""
+        with suppress(OSError):
+            return list(self.folder.glob(pattern))
+        return []
 
     def key(self, graph: Graph, budget_nbytes: int, method: Method) -> dict[str, Any]:
         """All that a plan depends on, as JSON data."""
         return {
+            "structure": structure(graph),
             "fingerprint": fingerprint(graph),
             "rounding_nbytes": graph.rounding_nbytes,
             "budget_nbytes": budget_nbytes,
@@ -121,12 +150,22 @@ class Zoo:
     def path(self, key: Mapping[str, Any]) -> Path:
         """The file of a key; it may not exist."""
         text = json.dumps(key, sort_keys=True)
-        return self.folder / f"plan-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        return self.folder / f"{self._prefix(key)}{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+    def _prefix(self, key: Mapping[str, Any]) -> str:
+        return f"plan-v{VERSION}-{key['structure'][:16]}-"
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, PlanNotKept, stacklevel=2)
+
+
+def _used_s(path: Path) -> float:
+    """When a file was used last; 0 if another process has deleted it."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _sources(solver: str) -> dict[str, str]:
