@@ -1,7 +1,7 @@
 """How long planning takes, how soon there is a plan, how good it is: by model and budget, from one run.
 
     python benchmarks/planning.py [MODEL ...] [--budgets 100%,60%,40%,30%,20%,smallest,tight]
-        [--limits 1,3,10] [--busy] [--before FILE] [--json FILE]
+        [--limits 1,3,10] [--busy] [--before FILE] [--json FILE] [--plot FILE]
 
 Models: those of `planning_models.py`. Each budget is planned by the planner that `Hiremate` calls, without
 saved plans, from the captured and measured graph to the plan; where nothing fits, to the error that names a
@@ -10,7 +10,8 @@ that of the file `--before`, whose rows are of an earlier version and which is c
 
 Columns: seconds by the clock and of the processor, seconds until the first valid plan, overhead, lower bound.
 With `--limits`, each budget is planned again with these limits in seconds, and the time over a limit counts.
-With `--busy`, a second process keeps a processor busy meanwhile.
+With `--busy`, a second process keeps a processor busy meanwhile. `--plot` draws the best overhead and the
+bound over time, of ten graphs at 40 %.
 
 The exit status is not zero if a row takes longer than it may (20 s up to 1,000 ops, 30 s at 2,700, 60 s at
 10,000), if a limit is passed by more than half a second, or if a plan is slower than before by more than 0.2
@@ -33,7 +34,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import planning_models, record
+from benchmarks import planning_curves, planning_models, record
 from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
 from remat_facade.planning.planner import RecomputePlanner
@@ -64,6 +65,7 @@ class Row:
         bound: a lower bound on it.
         cut: whether a limit by the clock ended the search.
         smallest_nbytes: the budget that the error names.
+        curve: whenever the best plan or the bound has changed: seconds, overhead or None, bound.
     """
 
     model: str
@@ -78,6 +80,7 @@ class Row:
     bound: float | None
     cut: bool
     smallest_nbytes: int | None
+    curve: list[tuple[float, float | None, float]] = attrs.field(factory=list)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -87,18 +90,20 @@ class Row:
 
 @attrs.define(kw_only=True)
 class _Watched(RecomputePlanner):
-    """A planner that notes when the first valid plan is known."""
+    """A planner that notes the best plan and the bound over time."""
 
-    first_at_s: float | None = None
+    curve: list[tuple[float, float | None, float]] = attrs.field(factory=list)
 
-    def search(self, graph: Graph, budget_nbytes: int, limit_s: float | None) -> PlanSearch:
-        """A search of which the first valid plan is noted."""
-        found = super().search(graph, budget_nbytes, limit_s)
-        shown = found.deadline.on_progress
+    def search(self, graph: Graph, budget_nbytes: int, limit_s: float | None, passes: int = 1) -> PlanSearch:
+        """A search whose progress is noted."""
+        found = super().search(graph, budget_nbytes, limit_s, passes)
+        shown, began_s = found.deadline.on_progress, time.perf_counter()
 
         def watch(progress: SolverProgress) -> None:
-            if self.first_at_s is None and progress.time_s is not None:
-                self.first_at_s = time.perf_counter()
+            best = None if progress.time_s is None else progress.time_s / graph.time_s - 1
+            bound = min(progress.lower_bound_s / graph.time_s - 1, sys.float_info.max)
+            if not self.curve or (best, bound) != self.curve[-1][1:]:
+                self.curve.append((time.perf_counter() - began_s, best, bound))
             if shown is not None:
                 shown(progress)
 
@@ -116,7 +121,7 @@ def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | 
     except InfeasibleBudget as error:
         smallest_nbytes = error.smallest_nbytes
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - worked_s
-    first_s = None if planner.first_at_s is None else planner.first_at_s - began_s
+    first_s = next((at_s for at_s, best, _ in planner.curve if best is not None), wall_s)
     return Row(
         model=name,
         ops=len(graph.ops),
@@ -125,11 +130,12 @@ def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | 
         limit_s=limit_s,
         wall_s=wall_s,
         cpu_s=cpu_s,
-        first_s=None if plan is None else wall_s if first_s is None else first_s,
+        first_s=None if plan is None else first_s,
         overhead=None if plan is None else plan.overhead,
         bound=None if plan is None else plan.lower_bound_overhead,
         cut=plan is not None and plan.deadline_hit,
         smallest_nbytes=smallest_nbytes,
+        curve=planner.curve,
     )
 
 
@@ -265,6 +271,7 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="beside a process that keeps a processor busy")
     parser.add_argument("--before", type=Path, help="rows of an earlier version")
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--plot", type=Path, help="draw overhead and bound over time here")
     options = parser.parse_args()
     budgets = options.budgets.split(",")
     if not set(BUDGETS).issuperset(budgets):
@@ -294,6 +301,8 @@ def main() -> int:
             )
     if options.busy:
         busy.terminate()
+    if options.plot:
+        planning_curves.draw([row for row in found if row.limit_s is None], options.plot)
     print(summary(found, before))
     wrong = judge(found, before)
     print("\n".join(wrong) or "nothing wrong")

@@ -180,7 +180,7 @@ def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.M
     decided = solving._Decisions.decided
 
     def counted(self: Any, *ones: Any, **options: Any) -> Any:
-        solved.extend((one.made.on, "afresh" in options) for one in ones)
+        solved.extend((one.made.on, one in options.get("afresh", ())) for one in ones)
         return decided(self, *ones, **options)
 
     monkeypatch.setattr(solving._Decisions, "decided", counted)
@@ -194,10 +194,38 @@ def test_whole_families_are_planned_where_the_bound_is_far(monkeypatch: pytest.M
             solved.clear()
             solve_switches(AUTO, Problem(graph, budget))
             assert len(solved) == len(set(solved))
-            others = [on for on, _ in solved if on]  # than all off, which is planned as well
-            assert len(others) <= (1 if wide else 1 + solving.MOST_FAMILIES)
+            others = [on for on, _ in solved if on]  # than all off, which is planned as well or ruled out
+            assert len(others) <= (2 if wide else 2 + solving.MOST_FAMILIES)
             most = max(most, len(solved))
     assert most > 1
+
+
+def test_a_family_is_planned_where_all_off_cannot_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its place beside the best decision; all off is never planned if its bound rules it out."""
+    monkeypatch.setattr(solving, "SMALL_OPS", 0)
+    monkeypatch.setattr(solving, "WORTH", -1.0)  # the best decision is always planned
+    monkeypatch.setattr(solving, "NEAR", float("inf"))  # and no family later
+    pairs: list[list[frozenset[str]]] = []
+    decided, may_be_better = solving._Decisions.decided, solving._Decisions.open_families
+
+    def ruled_out(self: Any) -> Any:
+        """Those whose bound is below the best plan, as if that of all off were not."""
+        return (one for one in may_be_better(self) if one.made.on)
+
+    def noted(self: Any, *ones: Any, **options: Any) -> Any:
+        pairs.append([one.made.on for one in ones])
+        return decided(self, *ones, **options)
+
+    monkeypatch.setattr(solving._Decisions, "open_families", ruled_out)
+    monkeypatch.setattr(solving._Decisions, "decided", noted)
+    for seed in range(6):
+        graph = switched(seed, ops=16)
+        base = specialize(graph, ()).graph
+        budget = (min_budget(base).nbytes + noremat_peak_nbytes(base)) // 2
+        assert solve_switches(AUTO, Problem(graph, budget)).feasible
+    assert pairs
+    assert all(frozenset() not in pair[1:] for pair in pairs)
+    assert any(len(pair) == 2 for pair in pairs)
 
 
 @pytest.mark.parametrize("seed", range(10))

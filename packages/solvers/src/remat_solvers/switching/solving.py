@@ -6,20 +6,21 @@ bound is below the best time, so most are never solved.
 
 More switches: cheap plans of all off, all on, one family on and one family off; short annealing of all off,
 and some that flips switches while it searches sequences (`local_search.joint`); the solver on all off, as it
-plans a graph without switches, and at the same time on the best decision if that is better by more than
-solves differ; and short annealing again, which flips switches of the best plan. So a choice does not lose to
-none. Whole families that may be better are planned by the solver as well: all of them on small graphs, on
-larger ones the two that are best after short annealing, if the best plan is far from the bound. Where nothing
-fits, the solver gets the decision that could need the least memory, then the one with the smallest peak, then
-all off. A solver that takes no `starts` plans all off, all on, one family on and one family off in the order
-of their bounds. The bound of the whole is that of the relaxed graph, or where the gap is wide the lowest of
-the bounds of several parts of the decisions.
+plans a graph without switches, or on the best decision if that is better by more than solves differ, and at
+the same time on all off, or on a whole family if the bound of all off is no better than the best plan; and
+short annealing again, which flips switches of the best plan. So a choice does not lose to none. Whole
+families that may be better are planned by the solver as well: all of them on small graphs, on larger ones the
+two that are best after short annealing, if the best plan is far from the bound. Where nothing fits, the
+solver gets the decision that could need the least memory, then the one with the smallest peak, then all off.
+A solver that takes no `starts` plans all off, all on, one family on and one family off in the order of their
+bounds. The bound of the whole is that of the relaxed graph, or where the gap is wide the lowest of the bounds
+of several parts of the decisions.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -170,7 +171,7 @@ class _Decisions:
         if self.closed() or deadline.reached():
             return self.best({"method": "switches"})
         for ones in self.chosen():
-            solution = self.decided(*ones)
+            solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on])
             if self.search.fitting or deadline.reached():
                 break
         if self.search.fitting and not self.closed(WORTH):
@@ -197,7 +198,10 @@ class _Decisions:
         return MOST_FAMILIES if proven or len(self.graph.ops) <= MEDIUM_OPS or not self.closed(FAR) else 0
 
     def chosen(self) -> list[list[DecidedOrder]]:
-        """The decisions that the solver plans side by side, until one fits; all off is among them."""
+        """The decisions that the solver plans side by side, until one fits.
+
+        All off is among them unless its bound is no better than the best plan; then a whole family may be.
+        """
         all_off = self.search.found[frozenset()]
         if not self.search.fitting:
             found = self.search.found.values()
@@ -205,8 +209,10 @@ class _Decisions:
             smallest = min(found, key=lambda one: one.peak_nbytes)
             return [[one] for one in {one.made.on: one for one in (lowest, smallest, all_off)}.values()]
         best, off = self.search.fitting[0], self.off
-        alone = off is not None and off.time_s - best.time_s <= WORTH * self.graph.time_s
-        return [[all_off] if alone else [best, all_off]]
+        if off is not None and off.time_s - best.time_s <= WORTH * self.graph.time_s:
+            return [[all_off]]
+        others = [one for one in self.open_families() if one is not best]
+        return [[best, *([all_off] if all_off in others else others[:1])]]
 
     @property
     def off(self) -> DecidedOrder | None:
@@ -265,7 +271,7 @@ class _Decisions:
         for one in self.open_families():
             if self.closed():
                 return
-            self.decided(one, afresh=True)
+            self.decided(one, afresh=[one])
 
     def anneal_families(self, most: int) -> None:
         """Anneal every whole family that may still be better; the solver plans the `most` best."""
@@ -283,7 +289,7 @@ class _Decisions:
         for pair in batches(best):
             if self.closed() or self.deadline.reached():
                 return
-            self.decided(*pair, afresh=True)
+            self.decided(*pair, afresh=pair)
 
     def open_families(self) -> Iterator[DecidedOrder]:
         """Whole families that the solver has not planned and whose bound is below the best; best first."""
@@ -296,12 +302,13 @@ class _Decisions:
             ):
                 yield one
 
-    def decided(self, *ones: DecidedOrder, afresh: bool = False) -> Solution:
+    def decided(self, *ones: DecidedOrder, afresh: Collection[DecidedOrder] = ()) -> Solution:
         """The solver's plans of decisions, side by side, which are kept; returns that of the first.
 
-        Not from those found so far if `afresh`.
+        Those of `afresh` do not begin with what was found so far.
         """
-        solutions = in_parallel([partial(self.solve_decided, one, afresh) for one in ones], self.deadline)
+        tasks = [partial(self.solve_decided, one, one in afresh) for one in ones]
+        solutions = in_parallel(tasks, self.deadline)
         for one, solution in zip(ones, solutions, strict=True):
             if solution.schedule is not None:
                 self.search.take(one.made.restore(solution.schedule), self.deadline)
