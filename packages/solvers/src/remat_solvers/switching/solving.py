@@ -43,6 +43,7 @@ PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
 JOINT_MOVES, MOST_JOINT_MOVES = 0.025, 0.4  # flips as a share of a solve: for each switch, and in all
 LEAST_MOVES = 40_000
+CLOSED = 0.1  # of the gap: what a pair of walks must gain
 # Start temperatures and prices of an annealing.
 WALKS = ((1.0, 3.0), (0.1, 0.3))
 # All off is planned alone unless another decision saves more than this ratio of base time: two searches of
@@ -245,17 +246,20 @@ class _Decisions:
         self.deadline.report(part, self.best_s if self.search.fitting else None, self.lower_s)
 
     def anneal(self, deadline: Deadline, starts: Iterable[DecidedOrder], moves: int) -> None:
-        """Short annealing from each start, then from the best; flips switches too."""
+        """Short annealing from each start, then from the best, until a pair gains nothing; flips switches too."""
         plans: list[tuple[DecidedOrder | None, float, float]] = [(start, *WALKS[0]) for start in starts]
         plans += [(None, *pair) for pair in WALKS] if self.search.fitting else []
         for pair in batches(plans):
             if self.closed() or deadline.reached():
                 break
+            before_s = self.best_s
             walks = [
                 Walk(start=start or self.search.fitting[0], moves=moves // len(plans), hot=hot, price=price)
                 for start, hot, price in pair
             ]
             self.search.anneal(walks, deadline)
+            if before_s - self.best_s < max(GAP * self.graph.time_s, CLOSED * (before_s - self.lower_s)):
+                break
         self.report("switches")
 
     def anneal_off(self, deadline: Deadline, moves: int) -> None:
