@@ -246,7 +246,7 @@ class _Decisions:
         self.deadline.report(part, self.best_s if self.search.fitting else None, self.lower_s)
 
     def anneal(self, deadline: Deadline, starts: Iterable[DecidedOrder], moves: int) -> None:
-        """Short annealing that flips switches too, from each start, then the best; until a pair gains nothing."""
+        """Anneal from each start, then the best, until a pair of walks gains nothing; flips switches too."""
         plans: list[tuple[DecidedOrder | None, float, float]] = [(start, *WALKS[0]) for start in starts]
         plans += [(None, *pair) for pair in WALKS] if self.search.fitting else []
         for pair in batches(plans):
