@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ MOST = {
     "duplicates of six lines": 15,
     "private words": 0,
     "class names defined twice": 0,
+    "markers of a merge": 0,
 }
 
 
@@ -350,6 +351,39 @@ def classes_of_one_name() -> list[str]:
     return [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
 
 
+def unmerged(paths: Iterable[Path]) -> list[str]:
+    """Lines that a merge has left for a person to decide."""
+    return [
+        f"{path.name}:{number}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if re.match(r"(<{7}|>{7}|\|{7}) ", line)
+    ]
+
+
+WRITTEN = {".py", ".md", ".toml", ".yml", ".yaml", ".cff", ".c", ".cpp", ""}
+
+
+def texts() -> Iterator[Path]:
+    """All files of the repository that people write."""
+    for pattern in ("*.*", "[!.]*/**/*.*", ".ci/*", ".github/**/*.*"):
+        for path in ROOT.glob(pattern):
+            inside = path.relative_to(ROOT).parts
+            written_by_hand = path.suffix in {
+                ".py",
+                ".md",
+                ".toml",
+                ".yml",
+                ".yaml",
+                ".cff",
+                ".c",
+                ".cpp",
+                "",
+            }
+            if path.is_file() and written_by_hand and not {"build", "dist"} & set(inside):
+                yield path
+
+
 def numbers() -> dict[str, list[str]]:
     """What counts against each limit."""
     most_at_the_top = max(at_the_top().items(), key=lambda item: item[1])
@@ -366,6 +400,7 @@ def numbers() -> dict[str, list[str]]:
             for place in places
         ],
         "class names defined twice": classes_of_one_name(),
+        "markers of a merge": unmerged(texts()),
     }
 
 

@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.repository.house import ALLOWED, MOST, WORDS, Word, main, numbers, private_words, written
+from tests.repository.house import (
+    ALLOWED,
+    MOST,
+    WORDS,
+    Word,
+    main,
+    numbers,
+    private_words,
+    texts,
+    unmerged,
+    written,
+)
 
 
 def test_every_number_is_within_its_limit() -> None:
@@ -140,3 +151,11 @@ def test_every_word_says_what_to_use_and_every_exception_why() -> None:
     for _, part, reason in ALLOWED:
         assert reason
         assert re.compile(part).search("") is None
+
+
+def test_markers_of_a_merge_are_found(tmp_path: Path) -> None:
+    """Those of both sides, and no underlined title; the README is among the files that are read."""
+    path = tmp_path / "page.md"
+    path.write_text("Title\n=======\n\n<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> 02f5935f\n")
+    assert ["page.md:4", "page.md:8"] == unmerged([path])
+    assert {"README.md", "house.py", "hatch.toml"} <= {each.name for each in texts()}

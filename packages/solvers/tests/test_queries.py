@@ -16,8 +16,8 @@ from remat_solvers import (
     max_batch,
     min_budget,
     pareto,
+    solve_switches,
 )
-from remat_solvers.switching import solve_switches
 from remat_solvers.testing import layer_graph, random_graph
 
 from .corpus import ORACLES

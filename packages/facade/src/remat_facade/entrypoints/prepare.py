@@ -21,7 +21,13 @@ from remat_graph.serialization.fields import AnyPath
 
 
 def prepare(
-    model: nn.Module, arguments: Arguments, options: PlanOptions, method: Method, cost: CostOptions
+    model: nn.Module,
+    arguments: Arguments,
+    options: PlanOptions,
+    method: Method,
+    cost: CostOptions,
+    *,
+    carries_saved: bool = False,
 ) -> RecomputePlanner:
     """Make the planner of a model; every error that needs no capture is raised here.
 
@@ -31,6 +37,7 @@ def prepare(
         options: what the plan must satisfy.
         method: the solver.
         cost: where the costs of operators come from.
+        carries_saved: as for `RecomputePlanner`.
     """
     if isinstance(model, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
@@ -47,6 +54,7 @@ def prepare(
         on_progress=cost.report,
         live=cost.live,
         zoo=cost.zoo(device) if options.zoo else None,
+        carries_saved=carries_saved,
     )
     planner.check()
     return planner

@@ -175,8 +175,7 @@ class Rockmate(BudgetedModule):
                 gradients=method.gradients,
             )
             call = CallOptions(arguments=as_call(sample, sample_kwargs), differentiate=differentiate)
-            own = prepare(model, call.arguments, options, method, cost)
-            own.carries_saved = True
+            own = prepare(model, call.arguments, options, method, cost, carries_saved=True)
             planner: EntryPlanner = own if plan is None else fixed_planner(plan, own, method.gradients)
             if together is not None:
                 terms = {"budget": str(own.budget), "reserve_nbytes": str(own.reserve_nbytes)}

@@ -9,7 +9,8 @@ from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_facade.errors import NoRoom
 from remat_facade.planning.interrupts import INTERRUPTED, stopped_by_interrupts
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import PLANNING_S, StepPlanner, versions
+from remat_facade.planning.planner import PLANNING_S, StepPlanner
+from remat_facade.planning.versions import versions
 from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement
 from remat_offload import TrainingSession

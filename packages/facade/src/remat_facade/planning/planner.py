@@ -3,11 +3,9 @@
 The entry points and the command share this module, which imports no torch.
 """
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Self
 
 import attrs
@@ -23,6 +21,7 @@ from remat_facade.planning.interrupts import (
 from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, Kind, KnownPlans, carried
 from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
+from remat_facade.planning.versions import versions
 from remat_facade.planning.zoo import Zoo
 from remat_graph import (
     BadBudget,
@@ -397,11 +396,3 @@ class RecomputePlanner(StepPlanner):
             budget=format_nbytes(budget_nbytes),
             smallest=format_nbytes(smallest.nbytes),
         )
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that a plan depends on, by name."""
-    found = {name: version(name) for name in ("remat-graph", "remat-solvers", "remat-facade")}
-    if "torch" in sys.modules:  # a plan of a saved graph does not depend on torch
-        found["torch"] = version("torch")
-    return found

@@ -5,8 +5,8 @@ times, and the source code of the packages that solve, so another version of a s
 this one. The referee simulates a loaded plan on the present graph. The plan is used if its peak is within the
 budget and its overhead, by the times measured now, is hardly more than when it was made.
 
-Names of files begin with the structure of the graph, so plans of another size of the step, or for another
-budget, are found without reading all files.
+Names of files end with the structure of the graph, so plans of another size of the step, or for another
+budget, are found without reading all files. Files of before end with the key, and are found by it alone.
 
 A plan of a search that a time limit ended is saved with that limit. A call with a longer limit solves again
 and replaces the plan. The folder holds a bounded number of files; the least recently used is deleted first.
@@ -37,7 +37,7 @@ from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.training import with_placement
 
 FORMAT = "remat-zoo"
-VERSION = 3
+VERSION = 2
 
 SLOWER = 0.01
 """Largest increase of a saved plan's overhead since it was made, as a share of the step's time."""
@@ -67,8 +67,9 @@ class Zoo:
     def find(self, graph: Graph, budget_nbytes: int, method: Method) -> Plan | None:
         """The saved plan, simulated again on this graph; None if there is no valid one."""
         key = self.key(graph, budget_nbytes, method)
-        path = self.path(key)
-        if not os.path.isfile(path):  # False on any system error
+        places = self.path(key, graph), self.path(key)
+        path = next((place for place in places if os.path.isfile(place)), None)  # False on any system error
+        if path is None:
             return None
         try:
             reader = read_sealed(path, FORMAT, VERSION)
@@ -96,7 +97,7 @@ class Zoo:
     def of_step(self, graph: Graph, method: Method) -> list[Plan]:
         """Plans of the same step at other sizes or budgets, the latest first; not simulated on this graph."""
         key = self.key(graph, 0, method)
-        paths = sorted(self._paths(f"{self._prefix(key)}*.json"), key=_used_s, reverse=True)
+        paths = sorted(self._paths(f"plan-v{VERSION}-*{_step_of(graph)}"), key=_used_s, reverse=True)
         found = []
         for path in paths[:MOST_OF_STEP]:
             with suppress(BadFile, ForeignPlan, RematError, ValueError, TypeError, RecursionError):
@@ -112,7 +113,7 @@ class Zoo:
         data = {"format": FORMAT, "version": VERSION, "key": key, "time_limit_s": method.time_limit_s}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_sealed({**data, "plan": plan_to_data(plan)}, self.path(key))
+            write_sealed({**data, "plan": plan_to_data(plan)}, self.path(key, graph))
             self._drop_oldest()
         except OSError as error:
             # If the parent folder cannot be written either, the cost cache has warned about it.
@@ -137,7 +138,6 @@ class Zoo:
     def key(self, graph: Graph, budget_nbytes: int, method: Method) -> dict[str, Any]:
         """All that a plan depends on, as JSON data."""
         return {
-            "structure": structure(graph),
             "fingerprint": fingerprint(graph),
             "rounding_nbytes": graph.rounding_nbytes,
             "budget_nbytes": budget_nbytes,
@@ -147,18 +147,21 @@ class Zoo:
             "sources": _sources(method.solver),
         }
 
-    def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of a key; it may not exist."""
+    def path(self, key: Mapping[str, Any], graph: Graph | None = None) -> Path:
+        """The file of a key, with the structure of its graph in the name if given; it may not exist."""
         text = json.dumps(key, sort_keys=True)
-        return self.folder / f"{self._prefix(key)}{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-    def _prefix(self, key: Mapping[str, Any]) -> str:
-        return f"plan-v{VERSION}-{key['structure'][:16]}-"
+        end = ".json" if graph is None else _step_of(graph)
+        return self.folder / f"plan-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:32]}{end}"
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, PlanNotKept, stacklevel=2)
+
+
+def _step_of(graph: Graph) -> str:
+    """The end of the names of all plans of a step."""
+    return f"-{structure(graph)[:16]}.json"
 
 
 def _used_s(path: Path) -> float:

@@ -11,7 +11,8 @@ import attrs
 
 from remat_facade.planning.compiled_loops import compile_first
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import SOLVE_SHARE, Progress, versions
+from remat_facade.planning.planner import SOLVE_SHARE, Progress
+from remat_facade.planning.versions import versions
 from remat_facade.report.held import Held, held_at_peak
 from remat_graph import Grads, Graph, Plan, Schedule, resolve_budget
 from remat_graph.training import with_dropped
