@@ -27,7 +27,7 @@ PAGES = [
     *(page.relative_to(ROOT).as_posix() for page in sorted(ROOT.glob("packages/*/README.md"))),
 ]
 PACKAGES = ("remat_graph", "remat_solvers", "remat_executor", "remat_offload", "remat_facade")
-ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers", "remat.ways"}
+ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers", "remat.ways", "remat.command"}
 MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
 # Names of other programs, and of what a user writes.
 OTHERS = {
