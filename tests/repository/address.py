@@ -6,6 +6,7 @@ Whoever publishes edits one line, `repository-code` in CITATION.cff, and runs th
 """
 
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +27,6 @@ def address() -> str:
 
 def named_before() -> str:
     """The address that the distributions name."""
-    import tomllib
-
     settings = tomllib.loads((ROOT / "packages/graph/pyproject.toml").read_text(encoding="utf-8"))
     named: str = settings["project"]["urls"]["Repository"]
     return named

@@ -7,6 +7,7 @@ they declare, nothing else; to download nothing, it has links to what is install
 lines of the README run in one, and `remat` in another with remat-solvers alone, which has no torch.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -37,12 +38,13 @@ class Wrong(Exception):
 
 
 def run(*words: str | Path, cwd: Path = ROOT) -> str:
-    """The output of a program.
+    """The output of a program, which finds no plans and costs of earlier runs.
 
     Raises:
         Wrong: it fails.
     """
-    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True)
+    alone = {**os.environ, "REMAT_CACHE_DIR": str(cwd / "cache")}
+    done = subprocess.run([str(word) for word in words], cwd=cwd, env=alone, capture_output=True, text=True)
     if done.returncode:
         raise Wrong(f"{' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
     return done.stdout
