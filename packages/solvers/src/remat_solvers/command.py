@@ -170,7 +170,7 @@ def _solvers(_: Namespace) -> str:
 def _about(name: str) -> str:
     try:
         return (type(get_solver(name)).__doc__ or "").strip().partition("\n")[0]
-    except ImportError as error:  # one broken package must not hide the other solvers
+    except ImportError as error:  # one broken package does not keep the others from the list
         return f"cannot be loaded: {text_of(error)}"
 
 
