@@ -79,7 +79,12 @@ def build(name: str, folder: Path, workspace: Path) -> tuple[Path, Path]:
 def metadata(wheel: Path) -> Distribution:
     """What a wheel says about itself."""
     archive = zipfile.Path(wheel)
-    return PathDistribution(next(each for each in archive.iterdir() if each.name.endswith(".dist-info")))  # type: ignore[arg-type]
+    return PathDistribution(next(each for each in archive.iterdir() if each.name.endswith(".dist-info")))
+
+
+def relative_links(text: str) -> list[str]:
+    """The targets in a Markdown text, in line or below it, that lead nowhere on the page of an index."""
+    return re.findall(r"(?:\]\(|^\[[^]]+\]: )(?!https?://|#)([^)\s]*)", text, flags=re.MULTILINE)
 
 
 def problems(name: str, wheel: Path, made: Distribution) -> Iterator[str]:
@@ -93,8 +98,8 @@ def problems(name: str, wheel: Path, made: Distribution) -> Iterator[str]:
         yield f"the author is {made.metadata['Author']}"
     if made.metadata.get_all("License-File") != ["LICENSE"]:
         yield "LICENSE is not a license file"
-    relative = re.findall(r"\]\((?!https?://|#)([^)]*)\)", made.metadata.get_payload())  # type: ignore[attr-defined]
-    yield from (f"the README has a relative link: {link}" for link in relative)
+    readme = made.metadata.get_payload()  # type: ignore[attr-defined]
+    yield from (f"the README has a relative link: {link}" for link in relative_links(readme))
     files = set(zipfile.ZipFile(wheel).namelist())
     yield from (f"{file} is missing" for file in {f"remat_{name}/py.typed"} - files)
     declared = {("console_scripts", *item) for item in project.get("scripts", {}).items()}

@@ -11,7 +11,7 @@ import yaml
 import remat_facade
 from remat_executor.errors import NEWEST_TORCH, OLDEST_TORCH
 from tests.repository import address
-from tests.repository.dist import NAMES
+from tests.repository.dist import NAMES, relative_links
 from tests.repository.first_lines import first_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,8 +65,14 @@ def test_absolute_links_lead_to_files() -> None:
 def test_readmes_of_packages_have_no_relative_links(name: str) -> None:
     """They are shown on an index, where such a link leads nowhere."""
     text = (ROOT / "packages" / name / "README.md").read_text(encoding="utf-8")
-    assert [] == re.findall(r"\]\((?!https?://|#)[^)]*\)", text)
+    assert [] == relative_links(text)
     assert f"pip install remat-{name}" in text
+
+
+def test_relative_links_are_found() -> None:
+    """In line and as references; neither absolute ones nor those within the page."""
+    page = "[a](../a.md) [b] [c](https://example.org/c) [d](#d)\n\n[b]: docs/b.md\n[e]: https://example.org\n"
+    assert ["../a.md", "docs/b.md"] == relative_links(page)
 
 
 def test_a_new_address_is_written_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,15 +66,16 @@ def _run(words: list[str]) -> int:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """End with one line."""
-        _complain(f"{message}; see `{self.prog} --help`; models need more: pip install remat-facade")
+        """End with one line, which names the facade if the command itself is unknown."""
+        more = "" if " " in self.prog else "; commands for models: pip install remat-facade"
+        _complain(f"{message}; see `{self.prog} --help`{more}")
         raise SystemExit(USER_ERROR)
 
 
 def _parser() -> ArgumentParser:
     parser = _Parser(
         prog="remat",
-        description="Plan saved graphs inside a memory budget. Models need more: pip install remat-facade",
+        description="Plan saved graphs inside a memory budget. Commands for models: pip install remat-facade",
     )
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
     plan = verbs.add_parser("solve", help="plan a saved graph")
