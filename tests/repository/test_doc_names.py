@@ -27,14 +27,14 @@ PAGES = [
     *(page.relative_to(ROOT).as_posix() for page in sorted(ROOT.glob("packages/*/README.md"))),
 ]
 PACKAGES = ("remat_graph", "remat_solvers", "remat_executor", "remat_offload", "remat_facade")
-ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers", "remat.ways"}
+ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers", "remat.ways", "remat.command"}
 MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
 # Names of other programs, and of what a user writes.
 OTHERS = {
     *("activation_memory_budget", "save_pretrained", "torchrun", "Trainer", "lint", "venv", "weights32"),
     *("find_unused_parameters", "static_graph", "from_pretrained", "get_peft_model"),
     *("SFTTrainer", "DPOTrainer", "RematPlugin", "gradient_checkpointing"),
-    *("FlexAttention", "TensorBoard", "OptimWrapper"),
+    *("FlexAttention", "TensorBoard", "OptimWrapper", "TORCH_INDEX"),
 }
 
 
@@ -54,7 +54,11 @@ def paths() -> frozenset[str]:
     """Files and folders of the repository, with a slash in front."""
     found = set()
     for folder, folders, files in os.walk(ROOT):
-        folders[:] = [name for name in folders if name == ".ci" or not name.startswith((".", "__pycache__"))]
+        folders[:] = [
+            name
+            for name in folders
+            if name in (".ci", ".github") or not name.startswith((".", "__pycache__"))
+        ]
         found |= {"/" + Path(folder, name).relative_to(ROOT).as_posix() for name in (*folders, *files)}
     return frozenset(found)
 
@@ -116,7 +120,7 @@ def tool_words() -> frozenset[str]:
 
 def is_file(word: str) -> bool:
     """Whether a word in backticks is a path: it has a slash, or the ending of a file."""
-    return re.fullmatch(r"[\w.*/+-]*(/[\w.*-]*|\.(py|toml|md))", word) is not None
+    return re.fullmatch(r"[\w.*/+-]*(/[\w.*-]*|\.(py|toml|md|yml|cff))", word) is not None
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -498,13 +498,17 @@ SOLVERS = {
 PLATFORMS = {"a100-spec", "flops", "h100-spec", "h200-spec", "roofline", "rtx4090-spec", "v100-spec"}
 PROJECTS: dict[str, tuple[str, dict[str, set[str]], set[str], set[str]]] = {
     "graph": ("remat-graph", {"remat.platforms": PLATFORMS}, set(), set()),
-    "solvers": ("remat-solvers", {"remat.solvers": SOLVERS}, set(), {"cpsat"}),
+    "solvers": ("remat-solvers", {"remat.solvers": SOLVERS}, {"remat"}, {"cpsat"}),
     "executor": ("remat-executor", {}, set(), set()),
     "offload": ("remat-offload", {}, set(), {"weights"}),
     "facade": (
         "remat-facade",
-        {"torch_dynamo_backends": {"remat"}, "lightning.pytorch.callbacks_factory": {"remat"}},
-        {"remat"},
+        {
+            "remat.command": {"remat"},
+            "torch_dynamo_backends": {"remat"},
+            "lightning.pytorch.callbacks_factory": {"remat"},
+        },
+        set(),
         {"demo", "accelerate", "axolotl", "lightning", "peft", "torchtitan", "transformers", "trl"},
     ),
 }

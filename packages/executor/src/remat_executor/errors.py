@@ -11,6 +11,9 @@ import attrs
 from remat_graph import RematError, format_nbytes
 from remat_graph.errors import ProblemError, cut, shown
 
+OLDEST_TORCH, NEWEST_TORCH = "2.11", "2.13"
+"""The minor versions of torch between which remat was tested; `pyproject.toml` sets no upper limit."""
+
 _PREFIX = "remat: "
 _INTERNAL = (
     "remat_executor",
@@ -56,7 +59,8 @@ class UnsupportedTorch(RematError):
     version: str
 
     def __str__(self) -> str:
-        return f"torch {self.version} has no {self.name}: use a torch version between 2.11 and 2.13"
+        tested = f"between {OLDEST_TORCH} and {NEWEST_TORCH}"
+        return f"torch {self.version} has no {self.name}: use a torch version {tested}"
 
 
 class CaptureError(ProblemError):

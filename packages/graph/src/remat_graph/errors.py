@@ -38,6 +38,19 @@ def cut(text: str, most: int = _MOST_TEXT) -> str:
     return f"{text[: most - tail - 5]} ... {text[-tail:]}"
 
 
+def printable(text: str, encoding: str) -> str:
+    """A string without control sequences: characters that are not printable or not encodable are escaped.
+
+    Args:
+        text: any string, possibly from a file, a model or a solver; line breaks are kept.
+        encoding: of the output.
+    """
+    safe = "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
+    return safe.encode(encoding, "backslashreplace").decode(encoding)
+
+
 class RematError(Exception):
     """Base of every error that remat raises on purpose; its text is one line that says what to do.
 

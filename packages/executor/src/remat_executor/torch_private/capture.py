@@ -14,6 +14,7 @@ from remat_executor.fx_nodes import args_of
 from remat_executor.torch_private.fake_tensors import with_careful_fake_cache
 from remat_executor.torch_private.fx_modules import without_code
 from remat_executor.torch_private.lookup import private_name
+from remat_executor.torch_private.tested_versions import warn_if_untested
 from remat_graph.contexts import context
 
 
@@ -190,6 +191,7 @@ def export_joint(
         tensors: its inputs.
         as_if_compiling: whether `torch.compiler.is_compiling()` holds meanwhile.
     """
+    warn_if_untested(str(torch.__version__))
     export = private_name("torch._functorch.aot_autograd", "aot_export_joint_with_descriptors")
     with (
         contextlib.ExitStack() as stack,

@@ -13,20 +13,7 @@ from rich.text import Text
 from remat_facade.planning.planner import Progress
 from remat_facade.report.table import Table
 from remat_graph.contexts import context
-from remat_graph.errors import cut
-
-
-def printable(text: str, encoding: str) -> str:
-    """A string without control sequences: characters that are not printable or not encodable are escaped.
-
-    Args:
-        text: any string, possibly from a file, a model or a solver; line breaks are kept.
-        encoding: of the output.
-    """
-    shown = "".join(
-        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
-    )
-    return shown.encode(encoding, "backslashreplace").decode(encoding)
+from remat_graph.errors import cut, printable
 
 
 def _text(console: Console, text: str, style: str = "") -> Text:

@@ -1,0 +1,184 @@
+"""The script `remat`, and what it does where remat-facade is not installed: saved graphs, without torch.
+
+One distribution owns the script, or two would overwrite each other's. It is this one, which the facade needs.
+What the facade registers in the entry-point group ``remat.command`` gets the whole command line.
+"""
+
+import sys
+import warnings
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import NoReturn
+
+from remat_graph import (
+    Plan,
+    RematError,
+    format_nbytes,
+    load_graph,
+    noremat_peak_nbytes,
+    resolve_budget,
+    save_plan,
+)
+from remat_graph.errors import cut, printable, text_of
+from remat_solvers.protocol import Deadline
+from remat_solvers.registry import get_solver, solver_names
+from remat_solvers.solve import solve
+
+GROUP = "remat.command"
+
+USER_ERROR, INTERRUPTED = 2, 130
+"""Exit codes: an error of the user, and Ctrl-C."""
+
+LIMIT_S = 20.0
+"""Seconds for a search if no limit is given."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command, that of the facade if it is installed, and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for point in entry_points(group=GROUP):
+        code: int = point.load()(words)
+        return code
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+        return _run(words or ["--help"])
+
+
+def _run(words: list[str]) -> int:
+    try:
+        options = _parser().parse_args(words)
+        _say(options.run(options))
+    except SystemExit as ended:  # of the parser, which has printed help or one line
+        return ended.code if isinstance(ended.code, int) else USER_ERROR
+    except KeyboardInterrupt:
+        _complain("interrupted; files of earlier runs are unchanged")
+        return INTERRUPTED
+    except RematError as error:
+        _complain(str(error))
+        return USER_ERROR
+    except OSError as error:
+        _complain(f"system error: {error.strerror or error}; check the output and the disk")
+        return USER_ERROR
+    return 0
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with one line, which names the facade if the command itself is unknown."""
+        more = "" if " " in self.prog else "; commands for models: pip install remat-facade"
+        _complain(f"{message}; see `{self.prog} --help`{more}")
+        raise SystemExit(USER_ERROR)
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(
+        prog="remat",
+        description="Plan saved graphs inside a memory budget. Commands for models: pip install remat-facade",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+    plan = verbs.add_parser("solve", help="plan a saved graph")
+    smallest = verbs.add_parser("min-budget", help="find the smallest budget of a saved graph")
+    for verb in (plan, smallest):
+        verb.add_argument("graph", metavar="GRAPH.json", type=Path, help="a graph, saved or of the corpus")
+        verb.add_argument(
+            "--time-limit",
+            metavar="SECONDS",
+            type=_seconds,
+            default=LIMIT_S,
+            help="stop then, with the best result so far (default: %(default)s)",
+        )
+    plan.add_argument("--budget", required=True, help='bytes, "2GiB", "800MB", or a share such as "40%%"')
+    plan.add_argument("--solver", default="auto", help="the method; `remat solvers` lists all")
+    plan.add_argument("--plan-out", metavar="FILE", type=Path, help="write the plan to this file")
+    plan.set_defaults(run=_solve)
+    smallest.set_defaults(run=_min_budget)
+    verbs.add_parser("solvers", help="list the solvers").set_defaults(run=_solvers)
+    return parser
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ArgumentTypeError(f"expected seconds above 0, got {word!r}")
+    return seconds
+
+
+def _solve(options: Namespace) -> str:
+    """Plan a saved graph; the summary of the plan."""
+    get_solver(options.solver)  # raises for an unknown name, before the long work
+    graph = load_graph(options.graph)
+    budget_nbytes = resolve_budget(options.budget, graph)
+    if budget_nbytes < noremat_peak_nbytes(graph):
+        _compile_loops()
+    deadline = Deadline(options.time_limit)
+    solution = solve(graph, budget_nbytes, options.solver, deadline)
+    assert solution.schedule is not None  # `solve` raises where there is none
+    plan = Plan.from_schedule(
+        graph,
+        solution.schedule,
+        budget_nbytes=budget_nbytes,
+        lower_bound_s=solution.lower_bound_s,
+        solver=options.solver,
+        solver_stats=solution.stats,
+        versions={name: version(name) for name in ("remat-graph", "remat-solvers")},
+        deadline_hit=deadline.hit,
+    )
+    lines = [plan.summary()]
+    if options.plan_out is not None:
+        save_plan(plan, options.plan_out)
+        lines.append(f"wrote {options.plan_out}")
+    return "\n".join(lines)
+
+
+def _min_budget(options: Namespace) -> str:
+    """Find the smallest budget of a saved graph; it and the floor below which none exists."""
+    from remat_solvers.queries import min_budget
+
+    graph = load_graph(options.graph)
+    _compile_loops()
+    found = min_budget(graph, Deadline(options.time_limit))
+    lines = [
+        f"smallest budget with a schedule: {format_nbytes(found.nbytes)} ({found.nbytes} bytes)",
+        f"no schedule exists below: {format_nbytes(found.floor_nbytes)} ({found.floor_nbytes} bytes)",
+        f"needed by {found.floor_place} alone: {format_nbytes(found.floor_op_nbytes)}",
+        found.floor_reason,
+        *(["time was up before smaller budgets were tried"] if found.cut_short else []),
+    ]
+    return "\n".join(lines)
+
+
+def _compile_loops() -> None:
+    """Compile what searches run, so that their limit is not spent on it."""
+    from remat_solvers.switching import are_loops_compiled, compile_loops
+
+    if not are_loops_compiled():
+        _complain("compiling the loops of searches, once for this installation")
+    compile_loops()
+
+
+def _solvers(_: Namespace) -> str:
+    """Every solver and what it does."""
+    names = solver_names()
+    width = max(map(len, names), default=0)
+    return "\n".join(f"{name:{width}}  {_about(name)}" for name in names)
+
+
+def _about(name: str) -> str:
+    try:
+        return (type(get_solver(name)).__doc__ or "").strip().partition("\n")[0]
+    except ImportError as error:  # one broken package does not keep the others from the list
+        return f"cannot be loaded: {text_of(error)}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(printable(text, sys.stdout.encoding) + "\n")
+    sys.stdout.flush()  # here, where an output that cannot be written is one line
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(printable(f"remat: {cut(' '.join(line.split()))}\n", sys.stderr.encoding))
