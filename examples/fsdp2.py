@@ -24,9 +24,7 @@ class Net(nn.Module):
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(*(self._layer() for _ in range(3))) for _ in range(blocks)
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(*(self._layer() for _ in range(3))) for _ in range(blocks))
         self.head = nn.Linear(WIDTH, WIDTH)
 
     @staticmethod
@@ -43,7 +41,9 @@ class Net(nn.Module):
 def main() -> None:
     """Train, and print the plan of a block and the loss on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="60%", help='of a block: bytes, "2GiB", or a share such as "60%%"')
+    parser.add_argument(
+        "--budget", default="60%", help='of a block: bytes, "2GiB", or a share such as "60%%"'
+    )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
 
 from remat_facade.integrations.transformers import RematCallback
 
@@ -50,7 +57,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.model or small_gpt2(Path(temporary, "small"), arguments.length)
         text = arguments.text.read_text(encoding="utf-8")
-        ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"] if arguments.model else list(text.encode())
+        ids = (
+            AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+            if arguments.model
+            else list(text.encode())
+        )
         output = arguments.output or Path(temporary, "trained")
         settings = TrainingArguments(
             str(output),
@@ -61,6 +72,7 @@ def main() -> None:
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
+            dataloader_drop_last=True,  # a smaller last batch would be planned too
         )
         trainer = Trainer(
             AutoModelForCausalLM.from_pretrained(folder),

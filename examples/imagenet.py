@@ -3,9 +3,9 @@
     python examples/imagenet.py --arch resnet18 --budget 50%
     python examples/imagenet.py --arch resnet50 --batch-size 64 --image-size 224 --budget 4GiB
 
-The loop is that of any script that trains a torchvision model: cross entropy outside of the model, SGD with
-momentum, a step of the learning rate each epoch, top-1 accuracy. `loss=` lets the plan cover the cross entropy.
-For real data, replace `fake_images` by `torchvision.datasets.ImageFolder`.
+The loop is that of any script that trains a torchvision model: SGD with momentum, a step of the learning rate
+each epoch, top-1 accuracy. `loss=` lets the plan cover the cross entropy, which such scripts compute outside of
+the model. For real data, replace `fake_images` by `torchvision.datasets.ImageFolder`.
 """
 
 import argparse
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--budget", default="50%", help='bytes, "2GiB", or a share such as "50%%"')
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="batches of an epoch")
@@ -53,7 +54,7 @@ def main() -> None:
     model = torchvision.models.get_model(arguments.arch, num_classes=arguments.classes)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     limit_memory(model, arguments.budget, loss=criterion, time_limit_s=arguments.time_limit)  # the one line
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30)
     shape = arguments.batch_size, arguments.image_size, arguments.classes
 

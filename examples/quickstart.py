@@ -21,7 +21,9 @@ class Net(nn.Module):
     def __init__(self, width: int = 64, blocks: int = 6) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+            nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+            )
             for _ in range(blocks)
         )
 
