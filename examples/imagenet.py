@@ -4,8 +4,8 @@
     python examples/imagenet.py --arch resnet50 --batch-size 64 --image-size 224 --budget 4GiB
 
 The loop is that of any script that trains a torchvision model: SGD with momentum, a step of the learning rate
-each epoch, top-1 accuracy. `loss=` lets the plan cover the cross entropy, which such scripts compute outside of
-the model. For real data, replace `fake_images` by `torchvision.datasets.ImageFolder`.
+each epoch, top-1 accuracy. `loss=` lets the plan cover the cross entropy, which such scripts compute outside
+of the model. For real data, replace `fake_images` by `torchvision.datasets.ImageFolder`.
 """
 
 import argparse

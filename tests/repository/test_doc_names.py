@@ -40,7 +40,12 @@ OTHERS = {
     # Of torch and of DeepSpeed, on the pages for their users.
     *("gradient_as_bucket_view", "use_reentrant", "preserve_rng_state", "context_fn", "early_stop"),
     *("determinism_check", "number_checkpoints", "cpu_checkpointing", "partition_activations", "drop_last"),
-    *("contiguous_memory_optimization", "synchronize_checkpoint_boundary", "deepspeed"),
+    *(
+        "gradient_checkpointing_enable",
+        "contiguous_memory_optimization",
+        "synchronize_checkpoint_boundary",
+        "deepspeed",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ page begins in an empty folder.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 import sys
@@ -17,12 +18,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from remat_facade.cli.app import main
+from remat_facade.entrypoints.keywords import LimitKeywords
+from remat_facade.entrypoints.limit_memory import limit_memory
 from remat_graph import get_platform
 from remat_solvers import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
-    *("index", "budgets", "troubleshooting", "performance", "solvers"),
+    *("index", "budgets", "options", "troubleshooting", "performance", "solvers"),
     *("coming_from/checkpoint", "coming_from/deepspeed", "coming_from/activation_memory_budget"),
 )
 OTHER_COMMANDS = re.compile(r"pip install |hatch run |python examples/|torchrun |export ")
@@ -89,6 +92,15 @@ def test_a_page_asks_what_users_of_other_methods_ask() -> None:
     asked = [re.findall(r"^## (.*\?)$", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages]
     assert all(len(each) >= 4 for each in asked)
     assert sum(map(len, asked)) >= 12
+
+
+def test_the_page_on_options_has_each_once() -> None:
+    """The tables of options are the arguments of `limit_memory` and the keywords that it passes on."""
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8").split("## The environment")[0]
+    named = inspect.signature(limit_memory).parameters.keys() - {"model", "options"}
+    assert sorted(named | LimitKeywords.__annotations__.keys()) == sorted(
+        re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    )
 
 
 def string_literals(path: Path) -> list[str]:
