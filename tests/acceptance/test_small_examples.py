@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import runpy
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
+from matplotlib import pyplot
 
 from tests.helpers.models import import_torchvision
 
@@ -41,6 +44,21 @@ def run(name: str, *arguments: str) -> str:
         patch.chdir(ROOT)
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    "notebook", sorted((EXAMPLES / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_the_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells, from the first to the last, without a window for figures."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    matplotlib.use("Agg")
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
+    assert pyplot.get_fignums()
+    pyplot.close("all")
 
 
 def test_every_example_has_a_case() -> None:
