@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from remat_facade import limit_memory
 from remat_facade.cli.app import main
 from remat_facade.entrypoints.keywords import LimitKeywords
-from remat_facade.entrypoints.limit_memory import limit_memory
 from remat_graph import get_platform
 from remat_solvers import registry
 
