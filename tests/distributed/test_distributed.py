@@ -422,11 +422,17 @@ def test_ranks_need_a_process_group(tmp_path: Path) -> None:
     Hiremate(build(), batch(0), "100%", cache_dir=tmp_path, platform=Flops())
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("example", "options"),
+    [
+        ("ddp", ("--budget", "70%", "--layers", "1", "--batch", "4", "--steps", "12")),
+        pytest.param("fsdp2", ("--budget", "70%", "--blocks", "2", "--steps", "12"), marks=pytest.mark.full),
+    ],
+)
+def test_the_example_runs(example: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """As torchrun starts it, on two CPU processes; its loss falls."""
-    script = str(ROOT / "examples" / "ddp.py")
+    script = str(ROOT / "examples" / f"{example}.py")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = ["--budget", "70%", "--layers", "1", "--batch", "4", "--steps", "12"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "REMAT_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [*launcher, script, *options], env=environment, capture_output=True, text=True, timeout=LIMIT_S

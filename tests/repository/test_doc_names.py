@@ -21,7 +21,9 @@ PAGES = [
     *("README.md", "CONTRIBUTING.md"),
     *(
         page.relative_to(ROOT).as_posix()
-        for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/trainers/*.md")])
+        for page in sorted(
+            chain.from_iterable(map(ROOT.glob, ("docs/*.md", "docs/trainers/*.md", "docs/coming_from/*.md")))
+        )
         if "results" not in page.name
     ),
     *(page.relative_to(ROOT).as_posix() for page in sorted(ROOT.glob("packages/*/README.md"))),
@@ -35,6 +37,15 @@ OTHERS = {
     *("find_unused_parameters", "static_graph", "from_pretrained", "get_peft_model"),
     *("SFTTrainer", "DPOTrainer", "RematPlugin", "gradient_checkpointing"),
     *("FlexAttention", "TensorBoard", "OptimWrapper", "TORCH_INDEX"),
+    # Of torch and of DeepSpeed, on the pages for their users.
+    *("gradient_as_bucket_view", "use_reentrant", "preserve_rng_state", "context_fn", "early_stop"),
+    *("determinism_check", "number_checkpoints", "cpu_checkpointing", "partition_activations", "drop_last"),
+    *(
+        "gradient_checkpointing_enable",
+        "contiguous_memory_optimization",
+        "synchronize_checkpoint_boundary",
+        "deepspeed",
+    ),
 }
 
 

@@ -1,0 +1,155 @@
+"""The pages for users run as they stand: every Python block, every `remat` command, in the order of the page.
+
+The blocks of a page share one namespace. A block with a title is written to the file of that name too. Each
+page begins in an empty folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from remat_facade import limit_memory
+from remat_facade.cli.app import main
+from remat_facade.entrypoints.keywords import LimitKeywords
+from remat_graph import get_platform
+from remat_solvers import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    *("index", "budgets", "options", "troubleshooting", "performance", "solvers"),
+    *("coming_from/checkpoint", "coming_from/deepspeed", "coming_from/activation_memory_budget"),
+)
+OTHER_COMMANDS = re.compile(r"pip install |hatch run |python examples/|torchrun |export ")
+"""What a page may show and no test here runs; `test_examples` runs the examples."""
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    language: str
+    title: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    found = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', text, flags=re.DOTALL | re.MULTILINE)
+    return [Block(*each) for each in found]
+
+
+def run(command: str) -> None:
+    """Run a line of the command line; only `remat` runs."""
+    if OTHER_COMMANDS.match(command):
+        return
+    name, *words = shlex.split(command, comments=True)
+    assert name == "remat", command
+    assert main(words) == 0, command
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Times that were measured for one page hold for the next."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the page runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(cache))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_runs(page: str, folder: Path) -> None:
+    """No block raises, and no command fails."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(page):
+        if block.title:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+            sys.modules.pop(Path(block.title).stem, None)
+        if block.language == "python":
+            exec(compile(block.text, f"{page}.md", "exec"), names)
+        elif block.language == "console":
+            for line in block.text.splitlines():
+                run(line)
+
+
+def test_a_page_asks_what_users_of_other_methods_ask() -> None:
+    """Twelve questions at least, each the title of a section."""
+    pages = sorted((ROOT / "docs" / "coming_from").glob("*.md"))
+    asked = [re.findall(r"^## (.*\?)$", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages]
+    assert all(len(each) >= 4 for each in asked)
+    assert sum(map(len, asked)) >= 12
+
+
+def test_the_page_on_options_has_each_once() -> None:
+    """The tables of options are the arguments of `limit_memory` and the keywords that it passes on."""
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8").split("## The environment")[0]
+    named = inspect.signature(limit_memory).parameters.keys() - {"model", "options"}
+    assert sorted(named | LimitKeywords.__annotations__.keys()) == sorted(
+        re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    )
+
+
+def string_literals(path: Path) -> list[str]:
+    """The strings of a source, with a mark for each part that is computed."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            found.append("".join(str(p.value) if isinstance(p, ast.Constant) else "\0" for p in node.values))
+    return found
+
+
+def test_the_messages_are_those_of_the_code() -> None:
+    """The fixed words of each message on the page stand in a string of the sources."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    titles = [line for line in page.splitlines() if line.startswith("### ")]
+    strings = [text for path in ROOT.glob("packages/*/src/**/*.py") for text in string_literals(path)]
+    fixed = [
+        part.strip() for title in titles for each in re.findall("`(.*?)`", title) for part in each.split("…")
+    ]
+    assert len(titles) > 40
+    assert [] == [part for part in fixed if len(part) > 1 and not any(part in text for text in strings)]
+
+
+def test_the_entry_points_of_the_page_register(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with the entry points of the page offers its solver and its platform by name."""
+    files = [block for block in blocks("solvers") if block.title]
+    groups = [
+        tomllib.loads(block.text)["project"]["entry-points"] for block in files if block.language == "toml"
+    ]
+    for block in files:
+        (folder / block.title).write_text(block.text, encoding="utf-8")
+    lines = [
+        f"[{group}]\n{name} = {value}"
+        for each in groups
+        for group in each
+        for name, value in each[group].items()
+    ]
+    information = folder / "mine-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (information / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    registry._registered.cache_clear()
+    try:
+        assert registry.get_solver("segments", count=8).name == "segments"
+        assert get_platform("my_device").name == "my_device"
+    finally:
+        registry._registered.cache_clear()
