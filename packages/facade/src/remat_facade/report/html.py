@@ -6,7 +6,7 @@ from html import escape
 import attrs
 
 from remat_facade.report.matrix import draw_matrix
-from remat_facade.report.picture import LIGHT, Palette, draw, svg
+from remat_facade.report.picture import DARK, LIGHT, Palette, draw, svg
 from remat_facade.report.table import (
     Table,
     layers_table,
@@ -16,18 +16,6 @@ from remat_facade.report.table import (
     ways_table,
 )
 from remat_graph import Graph, Plan
-
-_DARK = Palette(
-    paper="#15191f",
-    ink="#e8ebef",
-    muted="#98a3b1",
-    grid="#2a313b",
-    unplanned="#7d8996",
-    planned="#5b9bf0",
-    gradients="#a9cbfa",
-    repeat="#f59546",
-    budget="#f2786f",
-)
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -78,7 +66,7 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
     return _PAGE.format(
         title=escape(f"{plan.graph_name} · remat"),
         light=_variables(LIGHT),
-        dark=_variables(_DARK),
+        dark=_variables(DARK),
         picture=svg(draw(graph, plan)),
         tables="\n".join(_table(table) for table in tables if table.rows),
         matrix=svg(draw_matrix(graph, plan)),
