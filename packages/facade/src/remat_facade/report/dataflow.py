@@ -1,9 +1,9 @@
 """Draw the data flow of a plan by layer: what the backward gets that was kept, recomputed or moved.
 
 A row is a group of layers, in the order of the forward. The line on the left is the forward, from top to
-bottom, the one on the right the backward, from bottom to top. Between them is an arrow for what is kept, one
-for what is recomputed and one for what is swapped in from the host. The wider a line, the more bytes; the line
-of the forward shows what passes on from the layers above.
+bottom, as wide as what passes on from the layers above. The line on the right is the backward, from bottom to
+top. Between them is an arrow for what is kept, one for what is recomputed, and one for what is swapped in
+from the host. The wider a line, the more bytes.
 """
 
 from itertools import pairwise

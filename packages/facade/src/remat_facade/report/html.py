@@ -1,12 +1,14 @@
 """Write the report of a plan as one self-contained HTML file: inline SVG pictures, tables, light and dark."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import attrs
+from matplotlib.figure import Figure
 
+from remat_facade.report.dataflow import draw_dataflow
 from remat_facade.report.matrix import draw_matrix
-from remat_facade.report.picture import DARK, LIGHT, Palette, draw, svg
+from remat_facade.report.picture import DARK, LIGHT, Look, Palette, draw, svg
 from remat_facade.report.table import (
     Table,
     layers_table,
@@ -29,6 +31,12 @@ _PAGE = """<!doctype html>
 body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background: var(--paper);
   color: var(--ink); font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
 svg {{ width: 100%; height: auto; }}
+.narrow {{ display: none; }}
+@media (max-width: 45rem) {{
+  body {{ padding: .5rem; }}
+  .wide {{ display: none; }}
+  .narrow {{ display: block; }}
+}}
 .tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin: 1.5rem 0; }}
 .tables div {{ max-width: 100%; overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
@@ -46,6 +54,7 @@ p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; }}
 <div class="tables">
 {tables}
 </div>
+{dataflow}
 {matrix}
 </main>
 </body>
@@ -67,9 +76,18 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
         title=escape(f"{plan.graph_name} · remat"),
         light=_variables(LIGHT),
         dark=_variables(DARK),
-        picture=svg(draw(graph, plan)),
+        picture=_both("memory", lambda look: draw(graph, plan, look)),
         tables="\n".join(_table(table) for table in tables if table.rows),
-        matrix=svg(draw_matrix(graph, plan)),
+        dataflow=_both("dataflow", lambda look: draw_dataflow(graph, plan, look)),
+        matrix=_both("matrix", lambda look: draw_matrix(graph, plan, look)),
+    )
+
+
+def _both(name: str, draw_figure: Callable[[Look], Figure]) -> str:
+    """A figure for wide and one for narrow screens; the style sheet shows one of them."""
+    return "\n".join(
+        f'<div class="{kind}">{svg(draw_figure(Look(narrow=kind == "narrow")), f"{name}-{kind}")}</div>'
+        for kind in ("wide", "narrow")
     )
 
 

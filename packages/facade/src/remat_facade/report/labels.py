@@ -50,17 +50,20 @@ class Labels:
             pairs = np.stack([pixels[:-1], pixels[1:]])
             self._obstacles = np.vstack([self._obstacles, np.hstack([pairs.min(axis=0), pairs.max(axis=0)])])
 
-    def put(self, text: str, colour: str, spots: Iterable[Spot], **style: Any) -> bool:
+    def put(
+        self, text: str, colour: str, spots: Iterable[Spot], *, optional: bool = False, **style: Any
+    ) -> bool:
         """Write a label at the first free spot, or at the least bad one.
 
         Args:
             text: the label.
             colour: of the text.
             spots: candidates, at least one.
+            optional: whether the label is left out if no spot is free.
             **style: further arguments of matplotlib's text.
 
         Returns:
-            Whether the label covers nothing and lies within the plot.
+            Whether a spot was free.
         """
         spots = list(spots)
         label = self._write(text, colour, spots[0], **style)
@@ -70,6 +73,8 @@ class Labels:
         best = int(np.argmin(covered))
         spot = spots[best]
         label.remove()
+        if optional and covered[best]:
+            return False
         line = {"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkA": 0, "shrinkB": 0}
         self._write(text, colour, spot, arrowprops=line if spot.leader else None, **style)
         self._obstacles = np.vstack([self._obstacles, boxes[best]])

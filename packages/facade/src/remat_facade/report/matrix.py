@@ -57,7 +57,7 @@ def draw_matrix(graph: Graph, plan: Plan, look: Look = WIDE) -> Figure:
         _style(live, look, int(shown.sum()), before, count, cut.boundary)
         runs.set_xlabel("ops, in the order of their first runs", color=muted)
         runs.set_ylabel("stages, from the first at the top", color=muted)
-        live.set_xlabel("values above 0 bytes, in the order in which they become live", color=muted)
+        live.set_xlabel("values above 0 bytes, as they become live", color=muted)
         if look.narrow:
             live.set_ylabel("stages, from the first at the top", color=muted)
         else:

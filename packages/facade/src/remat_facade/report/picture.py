@@ -179,10 +179,15 @@ def png(figure: Figure, pixels: int | None = None) -> bytes:
     return out.getvalue()
 
 
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element whose colours are CSS variables named as in `Palette`."""
+def svg(figure: Figure, name: str = "remat") -> str:
+    """The figure as an SVG element whose colours are CSS variables named as in `Palette`.
+
+    Args:
+        figure: drawn in the colours of `LIGHT`.
+        name: differs for each figure of a page; the ids in the element follow from it.
+    """
     out = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "remat"}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
@@ -223,7 +228,7 @@ def _draw_memory(axes: Axes, plan: Plan, planned: Trace, without: Trace, scale: 
         ("backward", boundary, 5, "left"),
     ):
         if 0 < boundary < end:
-            labels.put(text, colours.muted, [Spot(x, top, (offset, -3), align, "top")])
+            labels.put(text, colours.muted, [Spot(x, top, (offset, -3), align, "top")], optional=True)
     budget = plan.budget_nbytes / size
     if budget < top:
         axes.axhline(budget, color=colours.budget, lw=1.2, ls=(0, (5, 3)))
