@@ -39,7 +39,7 @@ class Cause(StrEnum):
 
 
 @attrs.frozen
-class Block:
+class StorageBlock:
     """One allocation of the device.
 
     Attributes:
@@ -73,11 +73,11 @@ class Allocations:
         events: the events; blocks without a freeing one stay to the end.
     """
 
-    blocks: list[Block] = attrs.field(factory=list)
+    blocks: list[StorageBlock] = attrs.field(factory=list)
     events: list[MemoryEvent] = attrs.field(factory=list)
     _stored_in: dict[int, int] = attrs.field(factory=dict)  # per value on the device, the number of its block
 
-    def allocate(self, step: int, block: Block) -> list[int]:
+    def allocate(self, step: int, block: StorageBlock) -> list[int]:
         """Allocate a block; return its number, or nothing if it has no bytes."""
         if not block.nbytes:
             return []
@@ -123,7 +123,7 @@ def allocations(graph: Graph, schedule: Schedule, grads: Grads = Grads.NEW) -> A
     def arrive(step: int, values: Iterable[int], cause: Cause) -> None:
         for v in values:
             live.add(v)
-            found.allocate(step, Block(graph.allocated_nbytes(v), cause, v))
+            found.allocate(step, StorageBlock(graph.allocated_nbytes(v), cause, v))
 
     arrive(-1, persistent(graph, Placement.DEVICE), Cause.PERSISTENT)
     for position, step in enumerate(schedule.steps):
@@ -147,7 +147,7 @@ def allocations(graph: Graph, schedule: Schedule, grads: Grads = Grads.NEW) -> A
                 arrive(position, [transfer.value], Cause.SWAP_IN)
             case OptimizerStep(value, lane) if lane is Lane.COMPUTE:
                 update = next(each for each in graph.updates if each.param == value)
-                found.free(position, found.allocate(position, Block(update.workspace_nbytes, Cause.UPDATE)))
+                found.free(position, found.allocate(position, StorageBlock(update.workspace_nbytes, Cause.UPDATE)))
     if schedule.boundary >= len(schedule.steps):
         arrive(len(schedule.steps), graph.tangents, Cause.TANGENT)
     return found
@@ -172,7 +172,7 @@ def _run(
         if graph.values[v].external:
             continue
         if v in live or v in delivered:  # a repeat copies a pinned value that exists
-            brief += found.allocate(position, Block(graph.allocated_nbytes(v), cause, None, step.op))
+            brief += found.allocate(position, StorageBlock(graph.allocated_nbytes(v), cause, None, step.op))
             continue
         live.add(v)
         sources = [source for made, source in run.reuses if made == v and source in dying]
@@ -180,8 +180,8 @@ def _run(
             dying.discard(sources[0])
             found.take_over(v, sources[0])
         else:
-            found.allocate(position, Block(graph.allocated_nbytes(v), cause, v, step.op))
-    brief += found.allocate(position, Block(run.workspace_nbytes, cause, None, step.op))
+            found.allocate(position, StorageBlock(graph.allocated_nbytes(v), cause, v, step.op))
+    brief += found.allocate(position, StorageBlock(run.workspace_nbytes, cause, None, step.op))
     found.free(position, brief)
 
 

@@ -31,12 +31,6 @@ _PAGE = """<!doctype html>
 body {{ margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 68rem; background: var(--paper);
   color: var(--ink); font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
 svg {{ width: 100%; height: auto; }}
-.narrow {{ display: none; }}
-@media (max-width: 45rem) {{
-  body {{ padding: .5rem; }}
-  .wide {{ display: none; }}
-  .narrow {{ display: block; }}
-}}
 .tables {{ display: flex; flex-wrap: wrap; gap: 2.5rem; margin: 1.5rem 0; }}
 .tables div {{ max-width: 100%; overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
@@ -46,6 +40,14 @@ th, td {{ padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--grid); 
 td {{ text-align: right; white-space: nowrap; }}
 td:first-child, th:first-child {{ text-align: left; }}
 p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; }}
+.narrow {{ display: none; }}
+@media (max-width: 45rem) {{
+  body {{ padding: .5rem; }}
+  .wide {{ display: none; }}
+  .narrow {{ display: block; }}
+  table {{ font-size: .75rem; }}
+  th, td {{ padding-right: .5rem; }}
+}}
 </style>
 </head>
 <body>

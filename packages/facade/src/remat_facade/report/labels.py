@@ -39,7 +39,7 @@ class Labels:
         figure = axes.get_figure(root=True)
         assert figure is not None
         assert isinstance(figure.canvas, FigureCanvasAgg)
-        self._renderer: Any = figure.canvas.get_renderer()
+        self._renderer: Any = figure.canvas.get_renderer()  # type: ignore[no-untyped-call]
         self._point = figure.dpi / 72  # pixels
         self._obstacles = np.zeros((0, 4))  # left, bottom, right, top
 
@@ -100,4 +100,4 @@ class Labels:
         under = (found[:, 0] < right) & (found[:, 2] > left) & (found[:, 1] < top) & (found[:, 3] > bottom)
         plot = self._axes.get_window_extent(self._renderer)
         outside = (box[0] < plot.x0, box[1] < plot.y0, box[2] > plot.x1, box[3] > plot.y1)
-        return int(under.sum()) + sum(outside) * (1 + len(found))
+        return int(under.sum()) + sum(map(int, outside)) * (1 + len(found))

@@ -97,7 +97,7 @@ class Frame:
     bottom: float
     top: float
 
-    def fractions(self) -> dict[str, float]:
+    def fractions(self) -> dict[str, Any]:
         """The same as fractions of the figure, as matplotlib takes them."""
         width, height = self.figure.get_size_inches()
         return {
@@ -111,8 +111,7 @@ class Frame:
 @context
 def new_figure(look: Look, height: float) -> Generator[Figure, None, None]:
     """A figure of this height in inches, in the common font; it uses no global state of matplotlib."""
-    fonts = {"font.size": 10, "font.family": ["DejaVu Sans"], "axes.unicode_minus": False}
-    with rc_context(fonts):
+    with rc_context({"font.size": 10, "font.family": ["DejaVu Sans"], "axes.unicode_minus": False}):
         figure = Figure((look.width, height), look.pixels / look.width, facecolor=look.palette.paper)
         FigureCanvasAgg(figure)
         yield figure
@@ -127,7 +126,7 @@ def headline(figure: Figure, look: Look, title: str, subtitle: str) -> Frame:
         (title, size, columns, look.palette.ink, "bold"),
         (subtitle, 10, 50 if look.narrow else 130, look.palette.muted, "normal"),
     ):
-        for line in wrap(text.replace("  ·  ", "\u00a0\u00a0·  "), most):
+        for line in wrap(text.replace("  ·  ", "\u00a0\u00a0·\u00a0 "), most):
             below += points * 1.35 / 72
             x, y = (0.14 if look.narrow else left) / look.width, 1 - below / figure.get_figheight()
             figure.text(x, y, line, color=colour, size=points, weight=weight, parse_math=False)
@@ -223,12 +222,12 @@ def _draw_memory(axes: Axes, plan: Plan, planned: Trace, without: Trace, scale: 
 
     boundary, end = planned.boundary_s * scale, axes.get_xlim()[1]
     labels.avoid_stairs([boundary, boundary], [0, top])
-    for text, x, offset, align in (
-        ("forward", boundary, -5, "right"),
-        ("backward", boundary, 5, "left"),
+    for text, offset, align in (
+        ("forward", -5, "right"),
+        ("backward", 5, "left"),
     ):
         if 0 < boundary < end:
-            labels.put(text, colours.muted, [Spot(x, top, (offset, -3), align, "top")], optional=True)
+            labels.put(text, colours.muted, [Spot(boundary, top, (offset, -3), align, "top")], optional=True)
     budget = plan.budget_nbytes / size
     if budget < top:
         axes.axhline(budget, color=colours.budget, lw=1.2, ls=(0, (5, 3)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_facade.files import write_whole
-from remat_facade.report.allocations import Allocations, Block, Cause, allocations
+from remat_facade.report.allocations import Allocations, StorageBlock, Cause, allocations
 from remat_facade.report.held import grouping, makers
 from remat_graph import Graph, Op, Plan
 
@@ -90,7 +90,7 @@ class _Labels:
         self._makers = makers(graph)
         self._index = {op.name: number for number, op in enumerate(graph.ops)}
 
-    def _op(self, block: Block) -> Op | None:
+    def _op(self, block: StorageBlock) -> Op | None:
         """The op that allocates a block or makes its value; of a tangent the one that makes the output."""
         if block.op is not None:
             return self._graph.ops[block.op]
@@ -99,11 +99,11 @@ class _Labels:
             value = self._graph.values[value].of
         return None if value is None else self._makers.get(value)
 
-    def category(self, block: Block) -> str:
+    def category(self, block: StorageBlock) -> str:
         op = self._op(block)
         return self._group(op) if op is not None else str(block.cause)
 
-    def frames(self, block: Block) -> list[Event]:
+    def frames(self, block: StorageBlock) -> list[Event]:
         """From the value to the cause; a frame is shown as filename:line:name."""
         op = self._op(block)
         what = "workspace or copy" if block.value is None else self._graph.values[block.value].name

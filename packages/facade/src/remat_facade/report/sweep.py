@@ -120,14 +120,16 @@ def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float], look: Look
         labels = Labels(axes)
         _draw_bound(axes, labels, budgets, bounds, look)
         drawn = [name for name, (x, _) in stairs.items() if x]
-        series = {name: SERIES[look.palette is DARK][i % len(MARKERS)] for i, name in enumerate(curves)}
+        series = {name: SERIES[look.palette == DARK][i % len(MARKERS)] for i, name in enumerate(curves)}
         for name in drawn:
             x, y = stairs[name]
             kind = list(curves).index(name)
             dash = DASHES[kind // len(MARKERS) % len(DASHES)]
             axes.plot(x, y, lw=1.8, ls=dash, color=series[name], solid_joinstyle="miter")
-            marks = {"marker": MARKERS[kind % len(MARKERS)], "ms": 5, "mec": colours.paper, "mew": 0.8}
-            axes.plot(x[::2], y[::2], ls="", color=series[name], **marks)
+            marker = MARKERS[kind % len(MARKERS)]
+            axes.plot(
+                x[::2], y[::2], ls="", color=series[name], marker=marker, ms=5, mec=colours.paper, mew=0.8
+            )
             labels.avoid_stairs(x, y)
         for name in drawn:
             labels.put(name, series[name], _spots(*stairs[name]), weight="bold")
