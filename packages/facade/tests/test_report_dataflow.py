@@ -110,6 +110,16 @@ def test_the_picture_can_be_read(palette: object, narrow: bool) -> None:
     assert [] == overlaps(figure)
 
 
+@pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
+def test_long_names_are_cut(narrow: bool) -> None:
+    """A long name shows its end and covers nothing."""
+    name = "network.encoder.transformer.layers.0.self_attention.projection"
+    graph = step((name, name.replace("0", "1"), "classification_network.with_names.of_many_letters", "head"))
+    figure = draw_dataflow(graph, plan_of(graph), Look(narrow=narrow))
+    assert any(text.get_text().startswith("\u2026") for text in figure.axes[0].texts)
+    assert [] == overlaps(figure)
+
+
 def test_the_file_is_a_png(tmp_path: Path) -> None:
     """The written file is a picture."""
     graph = step()

@@ -147,7 +147,9 @@ def allocations(graph: Graph, schedule: Schedule, grads: Grads = Grads.NEW) -> A
                 arrive(position, [transfer.value], Cause.SWAP_IN)
             case OptimizerStep(value, lane) if lane is Lane.COMPUTE:
                 update = next(each for each in graph.updates if each.param == value)
-                found.free(position, found.allocate(position, StorageBlock(update.workspace_nbytes, Cause.UPDATE)))
+                found.free(
+                    position, found.allocate(position, StorageBlock(update.workspace_nbytes, Cause.UPDATE))
+                )
     if schedule.boundary >= len(schedule.steps):
         arrive(len(schedule.steps), graph.tangents, Cause.TANGENT)
     return found

@@ -20,6 +20,9 @@ from remat_graph import Graph, Plan, format_nbytes
 LINE, MARGIN = 0.26, 0.2
 """Inches of a line of a row, and between rows."""
 
+MOST_LETTERS = 30
+"""Letters of a layer's name for which there is space."""
+
 
 def draw_dataflow(graph: Graph, plan: Plan, look: Look = WIDE) -> Figure:
     """The figure of a plan's data flow.
@@ -63,15 +66,15 @@ def write_dataflow(path: str | Path, graph: Graph, plan: Plan) -> Path:
 
 def _finding(plan: Plan, rows: tuple[LayerFlow, ...]) -> tuple[str, str]:
     parts = [
-        f"{format_nbytes(nbytes)} {what}"
-        for nbytes, what in (
-            (sum(row.kept_nbytes for row in rows), "kept"),
-            (sum(row.recomputed_nbytes for row in rows), "recomputed"),
-            (sum(row.moved_nbytes for row in rows), "moved"),
+        f"{what} {format_nbytes(nbytes)}"
+        for what, nbytes in (
+            ("keeps", sum(row.kept_nbytes for row in rows)),
+            ("recomputes", sum(row.recomputed_nbytes for row in rows)),
+            ("moves", sum(row.moved_nbytes for row in rows)),
         )
         if nbytes
     ]
-    title = f"{plan.graph_name}: {', '.join(parts) or 'nothing kept'} for the backward"
+    title = f"{plan.graph_name}: {', '.join(parts) or 'keeps nothing'}"
     about = "by layer, wider lines are more bytes; on the right, extra time of repeats"
     return title, f"{about}  ·  budget {format_nbytes(plan.budget_nbytes)}, time {plan.overhead:+.1%}"
 
@@ -107,6 +110,11 @@ def _width(nbytes: int, widest: int) -> float:
     return 0.8 + 8 * nbytes / widest if widest else 0.8
 
 
+def _shortened(name: str) -> str:
+    """The end of a long name, which tells layers apart."""
+    return name if len(name) <= MOST_LETTERS else "\u2026" + name[1 - MOST_LETTERS :]
+
+
 def _draw_row(
     axes: Axes, plan: Plan, row: LayerFlow, top: float, ends: tuple[float, float], widest: int, look: Look
 ) -> float:
@@ -115,7 +123,7 @@ def _draw_row(
     lines = _lines(row, look)
     first = top - MARGIN / 2 - (1.5 if look.narrow else 0.5) * LINE
     middle = first - (len(lines) - 1) * LINE / 2
-    name = row.layers + (f"  \u00d7{row.of}" if row.of > 1 else "")
+    name = _shortened(row.layers) + (f"  \u00d7{row.of}" if row.of > 1 else "")
     cost = f"{row.repeats_s / plan.noremat_time_s:+.2%}" if row.repeats_s and plan.noremat_time_s else ""
     if look.narrow:
         at = first + LINE

@@ -202,9 +202,8 @@ def _draw_memory(axes: Axes, plan: Plan, planned: Trace, without: Trace, scale: 
     highest = max(without.peak_nbytes, planned.peak_nbytes)
     size, unit = byte_unit(max(highest, plan.budget_nbytes))
     axes.set_ylabel(f"predicted memory ({unit})", color=colours.muted)
-    top = (
-        highest / size * (1.3 if look.narrow else 1.18) or 1
-    )  # "forward" and "backward" are above all curves
+    above = 1.3 if look.narrow else 1.18  # "forward" and "backward" are above all curves
+    top = highest / size * above or 1
     axes.set_ylim(0, top)
     labels = Labels(axes)
 
@@ -222,10 +221,7 @@ def _draw_memory(axes: Axes, plan: Plan, planned: Trace, without: Trace, scale: 
 
     boundary, end = planned.boundary_s * scale, axes.get_xlim()[1]
     labels.avoid_stairs([boundary, boundary], [0, top])
-    for text, offset, align in (
-        ("forward", -5, "right"),
-        ("backward", 5, "left"),
-    ):
+    for text, offset, align in (("forward", -5, "right"), ("backward", 5, "left")):
         if 0 < boundary < end:
             labels.put(text, colours.muted, [Spot(boundary, top, (offset, -3), align, "top")], optional=True)
     budget = plan.budget_nbytes / size

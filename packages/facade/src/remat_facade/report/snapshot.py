@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_facade.files import write_whole
-from remat_facade.report.allocations import Allocations, StorageBlock, Cause, allocations
+from remat_facade.report.allocations import Allocations, Cause, StorageBlock, allocations
 from remat_facade.report.held import grouping, makers
 from remat_graph import Graph, Op, Plan
 
@@ -40,13 +40,7 @@ def memory_snapshot(graph: Graph, plan: Plan) -> dict[str, Any]:
     addresses, end = _places(found)
     labels = _Labels(graph)
     described = [
-        {
-            "size": block.nbytes,
-            "stream": 0,
-            "frames": labels.frames(block),
-            "category": labels.category(block),
-        }
-        for block in found.blocks
+        _described(block.nbytes, labels.frames(block), labels.category(block)) for block in found.blocks
     ]
     trace: list[Event] = []
     for event in found.events:
@@ -55,9 +49,7 @@ def memory_snapshot(graph: Graph, plan: Plan) -> dict[str, Any]:
         for action in ("free_requested", "free_completed") if event.freed else ("alloc",):
             trace.append({"action": action, **common})
     # The viewer needs a category "unknown" as soon as there are others.
-    trace.append(
-        {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": "unknown"}
-    )
+    trace.append({"action": "snapshot", "addr": 0, **_described(0, [], "unknown")})
     freed = {event.block for event in found.events if event.freed}
     kept = [(addresses[i], described[i]) for i in range(len(found.blocks)) if i not in freed]
     segments = [_segment(sorted(kept, key=lambda pair: pair[0]), end)] if found.blocks else []
@@ -67,11 +59,12 @@ def memory_snapshot(graph: Graph, plan: Plan) -> dict[str, Any]:
 def write_snapshot(path: str | Path, graph: Graph, plan: Plan) -> Path:
     """Write the snapshot of a plan's step for torch's viewer.
 
-    The viewer reads no format but pickle. The file holds only dicts, lists, strings and ints, and nothing in
-    remat reads it.
+    The viewer reads no format but pickle. The file holds dicts, lists, tuples, strings and ints alone, and
+    nothing in remat reads it. Without the site, ``python -m torch.cuda._memory_viz trace_plot FILE -o PAGE``
+    makes a page of it.
 
     Args:
-        path: the file; the viewer's name for such files ends in ``.pickle``.
+        path: the file; names of such files usually end in ``.pickle``.
         graph: the graph that the plan is of.
         plan: the plan.
 
@@ -100,6 +93,7 @@ class _Labels:
         return None if value is None else self._makers.get(value)
 
     def category(self, block: StorageBlock) -> str:
+        """The pattern of its layer, or its cause."""
         op = self._op(block)
         return self._group(op) if op is not None else str(block.cause)
 
@@ -115,7 +109,7 @@ class _Labels:
         return [{"filename": file, "line": line, "name": name} for file, line, name in frames]
 
 
-def _event(nbytes: int, frames: list[Event], category: str) -> Event:
+def _described(nbytes: int, frames: list[Event], category: str) -> Event:
     return {"size": nbytes, "stream": 0, "frames": frames, "category": category}
 
 
