@@ -1,10 +1,12 @@
 """Pictures and pages show the numbers of the referee, and pages are self-contained."""
 
+import io
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import attrs
 import pytest
+from matplotlib.image import imread
 
 from remat_facade.report import picture
 from remat_facade.report.html import page
@@ -19,6 +21,7 @@ from remat_facade.report.table import (
 from remat_facade.report.trace import repeated_targets, trace
 from remat_graph import (
     Alternative,
+    Grads,
     Graph,
     Implementation,
     Op,
@@ -29,6 +32,8 @@ from remat_graph import (
     simulate,
     specialize,
 )
+
+from .overlaps import overlaps
 
 
 def chain(length: int = 6, name: str = "chain") -> Graph:
@@ -177,12 +182,12 @@ def test_the_png_is_one_and_always_the_same(graph: Graph, plan: Plan) -> None:
 
 
 def test_the_svg_takes_its_colours_from_the_page(graph: Graph, plan: Plan) -> None:
-    """The SVG parses, and every colour of the palette is a variable."""
+    """The SVG parses, and every colour of the palette is a variable; this plan moves nothing."""
     svg = picture.svg(picture.draw(graph, plan))
     ElementTree.fromstring(svg)
     for name, colour in attrs.asdict(picture.Palette()).items():
         assert colour not in svg
-        assert f"var(--{name})" in svg
+        assert (f"var(--{name})" in svg) is (name != "moved")
 
 
 def without_times(graph: Graph) -> Graph:
@@ -239,3 +244,32 @@ def test_names_cannot_break_the_page() -> None:
     graph = chain(name="<script>alert('$x$ & more')</script>")
     text = page(graph, recompute_all(graph))
     assert "<script>" not in text
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
+@pytest.mark.parametrize("length", [2, 6, 40])
+def test_no_label_covers_a_curve(length: int, narrow: bool) -> None:
+    """The names of budget, forward and backward cover neither a curve nor another text."""
+    graph = chain(length)
+    figure = picture.draw(graph, recompute_all(graph), picture.Look(narrow=narrow))
+    assert [] == overlaps(figure)
+
+
+def test_a_dark_picture_has_no_colour_of_the_light_one(graph: Graph, plan: Plan) -> None:
+    """Each colour is that of the palette; the width in pixels is the one that was asked for."""
+    figure = picture.draw(graph, plan, picture.Look(palette=picture.DARK))
+    out = io.StringIO()
+    figure.savefig(out, format="svg")
+    assert not any(colour in out.getvalue() for colour in attrs.asdict(picture.LIGHT).values())
+    assert 400 == imread(io.BytesIO(picture.png(figure, 400))).shape[1]
+
+
+def test_gradients_that_are_freed_leave_the_picture(graph: Graph) -> None:
+    """Where a step finds a .grad, its memory is that of the plan for such steps."""
+    schedule = Schedule.unplanned(graph)
+    owned = [attrs.evolve(value, of=0) if value.role is Role.GRAD else value for value in graph.values]
+    owned[0] = attrs.evolve(owned[0], role=Role.PARAM)
+    graph = attrs.evolve(graph, values=owned)
+    shown = trace(graph, schedule, Grads.PRESENT)
+    assert simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes == shown.peak_nbytes
+    assert shown.gradient_nbytes[-1] < trace(graph, schedule).gradient_nbytes[-1]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
+from remat_facade.report.allocations import freed_after, stays
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Op, Placement, Role, Schedule, simulate
 from remat_graph.layers.names import cut, depth_for, folded
 from remat_graph.layers.summary import OUTSIDE
@@ -75,7 +76,7 @@ def held_during(graph: Graph, schedule: Schedule, position: int, grads: Grads = 
                 made = [v for v in run.outputs if not graph.values[v].external]
                 # A repeat that makes a pinned value makes a copy, which is freed when the op ends.
                 copies = Counter({v: graph.allocated_nbytes(v) for v in made if v in held.keys() | delivered})
-                dying = _freed_after(schedule, current) & held.keys()
+                dying = freed_after(schedule, current) & held.keys()
                 for v in made:
                     if v not in copies:
                         sources = [s for m, s in run.reuses if m == v and s in dying][:1]
@@ -86,7 +87,7 @@ def held_during(graph: Graph, schedule: Schedule, position: int, grads: Grads = 
                 held.pop(value, None)  # an output may have taken over its storage
             case Deliver(value) if current < position:
                 delivered.add(value)
-                if grads is Grads.PRESENT and _is_added(graph, value):
+                if grads is Grads.PRESENT and not stays(graph, value, grads):
                     held.pop(value)
     runs = position < len(schedule.steps) and isinstance(schedule.steps[position], Compute)
     return Held(
@@ -94,22 +95,6 @@ def held_during(graph: Graph, schedule: Schedule, position: int, grads: Grads = 
         values=dict(Counter(held) + copies) if runs else held,
         workspace_nbytes=workspace_nbytes if runs else 0,
     )
-
-
-def _freed_after(schedule: Schedule, position: int) -> set[int]:
-    """Values whose `Free` steps follow a step directly."""
-    freed: set[int] = set()
-    for step in schedule.steps[position + 1 :]:
-        if not isinstance(step, Free):
-            break
-        freed.add(step.value)
-    return freed
-
-
-def _is_added(graph: Graph, gradient: int) -> bool:
-    """Whether a gradient is added to the ``.grad`` of a parameter."""
-    owner = graph.values[gradient].of
-    return owner is not None and graph.values[owner].role is Role.PARAM
 
 
 def makers(graph: Graph) -> dict[int, Op]:

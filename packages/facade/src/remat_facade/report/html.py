@@ -1,12 +1,14 @@
 """Write the report of a plan as one self-contained HTML file: inline SVG pictures, tables, light and dark."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import attrs
+from matplotlib.figure import Figure
 
+from remat_facade.report.dataflow import draw_dataflow
 from remat_facade.report.matrix import draw_matrix
-from remat_facade.report.picture import LIGHT, Palette, draw, svg
+from remat_facade.report.picture import DARK, LIGHT, Look, Palette, draw, svg
 from remat_facade.report.table import (
     Table,
     layers_table,
@@ -16,18 +18,6 @@ from remat_facade.report.table import (
     ways_table,
 )
 from remat_graph import Graph, Plan
-
-_DARK = Palette(
-    paper="#15191f",
-    ink="#e8ebef",
-    muted="#98a3b1",
-    grid="#2a313b",
-    unplanned="#7d8996",
-    planned="#5b9bf0",
-    gradients="#a9cbfa",
-    repeat="#f59546",
-    budget="#f2786f",
-)
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -50,6 +40,14 @@ th, td {{ padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--grid); 
 td {{ text-align: right; white-space: nowrap; }}
 td:first-child, th:first-child {{ text-align: left; }}
 p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; }}
+.narrow {{ display: none; }}
+@media (max-width: 45rem) {{
+  body {{ padding: .5rem; }}
+  .wide {{ display: none; }}
+  .narrow {{ display: block; }}
+  table {{ font-size: .75rem; }}
+  th, td {{ padding-right: .5rem; }}
+}}
 </style>
 </head>
 <body>
@@ -58,6 +56,7 @@ p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; }}
 <div class="tables">
 {tables}
 </div>
+{dataflow}
 {matrix}
 </main>
 </body>
@@ -78,10 +77,19 @@ def page(graph: Graph, plan: Plan, measured: Sequence[Table] = ()) -> str:
     return _PAGE.format(
         title=escape(f"{plan.graph_name} · remat"),
         light=_variables(LIGHT),
-        dark=_variables(_DARK),
-        picture=svg(draw(graph, plan)),
+        dark=_variables(DARK),
+        picture=_both("memory", lambda look: draw(graph, plan, look)),
         tables="\n".join(_table(table) for table in tables if table.rows),
-        matrix=svg(draw_matrix(graph, plan)),
+        dataflow=_both("dataflow", lambda look: draw_dataflow(graph, plan, look)),
+        matrix=_both("matrix", lambda look: draw_matrix(graph, plan, look)),
+    )
+
+
+def _both(name: str, draw_figure: Callable[[Look], Figure]) -> str:
+    """A figure for wide and one for narrow screens; the style sheet shows one of them."""
+    return "\n".join(
+        f'<div class="{kind}">{svg(draw_figure(Look(narrow=kind == "narrow")), f"{name}-{kind}")}</div>'
+        for kind in ("wide", "narrow")
     )
 
 

@@ -4,10 +4,21 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remat_facade.report.picture import LIGHT, new_figure
+from remat_facade.report.labels import Labels, Spot
+from remat_facade.report.picture import (
+    DARK,
+    WIDE,
+    Look,
+    byte_unit,
+    headline,
+    new_figure,
+    style_axes,
+)
 from remat_facade.report.table import Table
 from remat_graph import Graph, format_nbytes, noremat_peak_nbytes
 from remat_graph.switches.families import families_in, without_families
@@ -15,6 +26,15 @@ from remat_solvers import BudgetPoint
 
 Curves = Mapping[str, Sequence[BudgetPoint]]  # by solver, with the families that it was not offered
 
+# Okabe and Ito 2008: colours that people with any kind of colour vision tell apart; lighter in the dark mode.
+SERIES = (
+    ("#0072b2", "#d55e00", "#009e73", "#a8487f", "#1d2530", "#9a6f00"),
+    ("#56b4e9", "#ff8a3d", "#2fd3a0", "#e59cc4", "#e8ebef", "#f0c33c"),
+)
+"""Colours of the curves in the light and in the dark mode."""
+
+MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", ":")
+"""A marker goes with each colour; the dashes change where there are more curves than colours."""
 
 EVERY = "all"
 """Stands for all families of a graph in an ablation."""
@@ -75,37 +95,137 @@ def sweep_csv(curves: Curves, bounds: Sequence[float]) -> str:
     return out.getvalue()
 
 
-def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float]) -> Figure:
-    """Overhead against budget; the background marks budgets for which no method found a schedule."""
-    dashes = ["-", "--", ":"]  # where there are more curves than colours
-    colours = [LIGHT.planned, LIGHT.repeat, LIGHT.gradients, LIGHT.unplanned, LIGHT.budget]
-    with new_figure(9, 5.5) as figure:
-        axes = figure.add_subplot()
-        axes.set_facecolor(LIGHT.paper)
-        some = next(iter(curves.values()))
-        budgets = [point.budget_nbytes / 2**20 for point in some]
-        least = [100 * bound if math.isfinite(bound) else math.nan for bound in bounds]
-        axes.plot(budgets, least, color=LIGHT.muted, lw=1.2, ls=(0, (4, 3)), label="lower bound")
-        for index, (solver, points) in enumerate(curves.items()):
-            shown = [(p.budget_nbytes / 2**20, p.solution.overhead) for p in points]
-            x = [budget for budget, overhead in shown if overhead is not None]
-            y = [100 * overhead for _, overhead in shown if overhead is not None]
-            turn, place = divmod(index, len(colours))
-            dash = dashes[turn % len(dashes)]
-            axes.plot(x, y, marker="o", ms=4, lw=1.6, ls=dash, color=colours[place], label=solver)
-        infeasible = [
-            budget
-            for i, budget in enumerate(budgets)
-            if not any(points[i].solution.feasible for points in curves.values() if i < len(points))
-        ]
-        if infeasible:
-            axes.axvspan(min(budgets), max(infeasible), color=LIGHT.budget, alpha=0.10, label="no schedule")
-        axes.set_xlabel("budget (MiB)", color=LIGHT.muted)
-        axes.set_ylabel("extra time (%)", color=LIGHT.muted)
-        axes.set_title(graph.name, color=LIGHT.ink, loc="left")
-        axes.grid(color=LIGHT.grid, lw=0.8)
-        axes.legend(frameon=False, labelcolor=LIGHT.ink)
+def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float], look: Look = WIDE) -> Figure:
+    """Overhead against budget, as steps: the plan of a budget serves every larger one until a better plan.
+
+    The shaded region has no schedules: the bound of a budget holds for all smaller budgets too.
+
+    Args:
+        graph: the training step.
+        curves: the points of each method; the first has all budgets.
+        bounds: per budget the lower bound of the overhead, infinite where no schedule exists.
+        look: colours and width of the figure.
+    """
+    size, unit = byte_unit(max(point.budget_nbytes for point in next(iter(curves.values()))))
+    colours = look.palette
+    with new_figure(look, 5.2 if look.narrow else 6.2) as figure:
+        frame = headline(figure, look, *finding(graph, curves))
+        axes = figure.add_subplot(figure.add_gridspec(1, 1, **frame.fractions())[0])
+        style_axes(axes, frame)
+        axes.set_xlabel(f"budget ({unit})", color=colours.muted)
+        axes.set_ylabel("extra time (%)", color=colours.muted)
+        stairs = {name: _stairs(points, size) for name, points in curves.items()}
+        budgets = [point.budget_nbytes / size for point in next(iter(curves.values()))]
+        _set_limits(axes, budgets, [y for _, ys in stairs.values() for y in ys])
+        labels = Labels(axes)
+        _draw_bound(axes, labels, budgets, bounds, look)
+        drawn = [name for name, (x, _) in stairs.items() if x]
+        series = {name: SERIES[look.palette == DARK][i % len(MARKERS)] for i, name in enumerate(curves)}
+        for name in drawn:
+            x, y = stairs[name]
+            kind = list(curves).index(name)
+            dash = DASHES[kind // len(MARKERS) % len(DASHES)]
+            axes.plot(x, y, lw=1.8, ls=dash, color=series[name], solid_joinstyle="miter")
+            marker = MARKERS[kind % len(MARKERS)]
+            axes.plot(
+                x[::2], y[::2], ls="", color=series[name], marker=marker, ms=5, mec=colours.paper, mew=0.8
+            )
+            labels.avoid_stairs(x, y)
+        for name in drawn:
+            labels.put(name, series[name], _spots(*stairs[name]), weight="bold")
     return figure
+
+
+def finding(graph: Graph, curves: Curves) -> tuple[str, str]:
+    """The headline of a sweep: what the best method gives, and how it compares with the others."""
+    count = len(next(iter(curves.values())))
+    least = {name: _least(points, count) for name, points in curves.items()}
+    best = [min(each[i] for each in least.values()) for i in range(count)]
+    wins = {
+        name: sum(own <= lowest + 1e-9 < math.inf for own, lowest in zip(mine, best, strict=True))
+        for name, mine in least.items()
+    }
+    name = max(wins, key=lambda each: wins[each])
+    peak = noremat_peak_nbytes(graph)
+    points = [point for point in curves[name] if point.solution.overhead is not None]
+    about = "steps: a plan serves all larger budgets  ·  shaded: no schedule exists"
+    if not points or not peak:
+        return f"{graph.name}: no schedule was found in {count} budgets", about
+    if len(curves) > 1:
+        where = f"all {count}" if wins[name] == count else f"{wins[name]} of {count}"
+        title = f"{graph.name}: {name} needs the least time in {where} budgets"
+        return title, f"{_cheapest(points, peak)}  ·  {about}"
+    return f"{graph.name}: {_cheapest(points, peak)}", about
+
+
+def _cheapest(points: Sequence[BudgetPoint], peak: int) -> str:
+    """What the smallest budget costs, and about half of the unplanned peak."""
+    half = [point for point in points if point.budget_nbytes <= 0.55 * peak]
+    shown = dict.fromkeys([*half[-1:], points[0]])
+    return ", ".join(
+        f"{point.budget_nbytes / peak:.0%} of the memory costs {_signed(point.solution.overhead)} time"
+        if number == 0
+        else f"{point.budget_nbytes / peak:.0%} costs {_signed(point.solution.overhead)}"
+        for number, point in enumerate(shown)
+    )
+
+
+def _least(points: Sequence[BudgetPoint], count: int) -> list[float]:
+    """Per budget the least overhead of the plans that fit; infinite if there is none, or no point."""
+    overheads = [math.inf if p.solution.overhead is None else p.solution.overhead for p in points]
+    return [*accumulate(overheads, min), *[math.inf] * (count - len(points))]
+
+
+def _stairs(points: Sequence[BudgetPoint], size: int) -> tuple[list[float], list[float]]:
+    """Corners of a method's curve, two for each budget with a plan: begin and end of its step."""
+    plans = [
+        (point.budget_nbytes / size, 100 * least)
+        for point, least in zip(points, _least(points, len(points)), strict=True)
+        if least < math.inf
+    ]
+    ends = [x for x, _ in plans[1:]] + [x for x, _ in plans[-1:]]
+    x = [side for (begin, _), end in zip(plans, ends, strict=True) for side in (begin, end)]
+    return x, [y for _, y in plans for _ in range(2)]
+
+
+def _set_limits(axes: Axes, budgets: Sequence[float], overheads: Sequence[float]) -> None:
+    wide = budgets[-1] - budgets[0] or budgets[-1] or 1.0
+    axes.set_xlim(budgets[0] - 0.04 * wide, budgets[-1] + 0.02 * wide)
+    low, high = min([0.0, *overheads]), max([*overheads, 1e-2])
+    axes.set_ylim(low, high + 0.12 * (high - low))
+
+
+def _draw_bound(
+    axes: Axes, labels: Labels, budgets: Sequence[float], bounds: Sequence[float], look: Look
+) -> None:
+    """Shade what no schedule reaches: below the bound of each budget, and of every smaller one."""
+    bottom, top = axes.get_ylim()
+    left, _ = axes.get_xlim()
+    levels = [min(100 * bound, top) for bound in bounds]
+    x = [side for begin, end in pairwise([left, *budgets]) for side in (begin, end)]
+    y = [level for level in levels for _ in range(2)]
+    axes.fill_between(x, y, bottom, color=look.palette.unplanned, alpha=0.25, lw=0)
+    axes.plot(x, y, color=look.palette.muted, lw=1.0, ls=(0, (4, 3)))
+    labels.avoid_stairs(x, y)
+    spots = [Spot(end, level, (-5, -5), "right", "top") for end, level in zip(budgets, levels, strict=True)]
+    labels.put("lower bound", look.palette.muted, spots)
+
+
+def _spots(x: Sequence[float], y: Sequence[float]) -> list[Spot]:
+    """Places for the label of a curve: at its ends, then above and below each of its steps."""
+    found = [Spot(x[0], y[0], (5, 0), "left", "bottom"), Spot(x[-1], y[-1], (0, 5), "right", "bottom")]
+    for begin, end, level in zip(x[::2], x[1::2], y[::2], strict=True):
+        found += [Spot(begin, level, (6, 4), "left", "bottom"), Spot(end, level, (-6, 4), "right", "bottom")]
+        found += [Spot(begin, level, (6, -4), "left", "top"), Spot(end, level, (-6, -4), "right", "top")]
+    # In a crowd: above all of it, with a line.
+    for begin, end, level in zip(x[::2], x[1::2], y[::2], strict=True):
+        for up in range(20, 200, 14):
+            found += [Spot((begin + end) / 2, level, (right, up), leader=True) for right in (0, 25)]
+    return found
+
+
+def _signed(overhead: float | None) -> str:
+    return "" if overhead is None else f"{overhead:+.1%}"
 
 
 def _percent(overhead: float | None) -> str:

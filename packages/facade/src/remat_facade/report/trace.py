@@ -4,7 +4,8 @@ from collections import Counter, defaultdict
 
 import attrs
 
-from remat_graph import Compute, Graph, Role, Schedule, simulate
+from remat_facade.report.allocations import stays
+from remat_graph import Compute, Deliver, Grads, Graph, Role, Schedule, simulate
 from remat_graph.layers.names import folded
 
 
@@ -44,13 +45,13 @@ class Trace:
         return tuple(run for run in self.runs if run.repeat)
 
 
-def trace(graph: Graph, schedule: Schedule) -> Trace:
-    """Lay a schedule out in time.
+def trace(graph: Graph, schedule: Schedule, grads: Grads = Grads.NEW) -> Trace:
+    """Lay a schedule out in time, with the gradients that a state of ``.grad`` leaves in its memory.
 
     Raises:
         InvalidSchedule: the schedule is invalid.
     """
-    during = simulate(graph, schedule).during_nbytes
+    during = simulate(graph, schedule, grads=grads).during_nbytes
     has_times = graph.time_s > 0
     runs: list[OpRun] = []
     held: list[int] = []
@@ -65,6 +66,8 @@ def trace(graph: Graph, schedule: Schedule) -> Trace:
             # Memory during a transfer or an optimizer step counts with the op before it.
             if held:
                 held[-1] = max(held[-1], during[index])
+            if isinstance(step, Deliver) and not stays(graph, step.value, grads):
+                finished -= graph.allocated_nbytes(step.value)
             continue
         implementation = graph.ops[step.op].implementations[step.implementation]
         begin_s = clock_s

@@ -1,0 +1,106 @@
+"""The picture of a sweep: steps, a headline that says what was found, and labels that cover nothing."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from remat_facade.report import picture
+from remat_facade.report.picture import DARK, LIGHT, Look
+from remat_facade.report.sweep import Curves, draw_sweep, finding
+from remat_graph import Graph, Schedule, noremat_peak_nbytes
+from remat_solvers import BudgetPoint, Solution, Status
+from remat_solvers.testing import chain
+
+from .overlaps import overlaps
+
+LOOKS = [Look(palette=palette, narrow=narrow) for palette in (LIGHT, DARK) for narrow in (False, True)]
+GRAPH = chain(8)
+BOUNDS = (0.3, 0.1, 0.05, 0.0)
+
+
+def points(graph: Graph, overheads: Sequence[float | None]) -> list[BudgetPoint]:
+    """Points at evenly spaced budgets up to the unplanned peak."""
+    peak, count = noremat_peak_nbytes(graph), len(overheads)
+    found = []
+    for i, overhead in enumerate(overheads):
+        solution = Solution(
+            status=Status.FEASIBLE if overhead is not None else Status.NOT_FOUND,
+            schedule=None if overhead is None else Schedule.unplanned(graph),
+            lower_bound_s=1.0,
+            base_s=1.0,
+            time_s=None if overhead is None else 1.0 + overhead,
+            peak_nbytes=None if overhead is None else 1,
+        )
+        budget = peak * (i + 1) // count
+        found.append(BudgetPoint(budget_nbytes=budget, solution=solution, wall_s=0.1))
+    return found
+
+
+def curves(**overheads: Sequence[float | None]) -> Curves:
+    """Curves by name."""
+    return {name: points(GRAPH, each) for name, each in overheads.items()}
+
+
+def steps(shown: Curves, name: str) -> list[tuple[float, float]]:
+    """The corners of a curve, as drawn."""
+    figure = draw_sweep(GRAPH, shown, BOUNDS)
+    (axes,) = figure.axes
+    drawn = [line for line in axes.lines if line.get_linestyle() == "-"]
+    x, y = drawn[list(shown).index(name)].get_data()
+    return [(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+
+
+def test_a_plan_serves_every_larger_budget() -> None:
+    """A curve is flat up to the next better plan, and never rises, even where a later plan is worse."""
+    corners = steps(curves(auto=[None, 0.2, 0.3, 0.0]), "auto")
+    assert [20.0, 20.0, 20.0, 20.0, 0.0, 0.0] == pytest.approx([y for _, y in corners])
+    budgets = [point.budget_nbytes for point in points(GRAPH, [0.0] * 4)]
+    scale = corners[0][0] / budgets[1]
+    expected = [budgets[i] * scale for i in (1, 2, 2, 3, 3, 3)]
+    assert expected == pytest.approx([x for x, _ in corners])
+
+
+def test_the_headline_says_what_was_found() -> None:
+    """One method: what the memory costs; several: which needs the least time, and where."""
+    title, _ = finding(GRAPH, curves(auto=[0.4, 0.2, 0.1, 0.0]))
+    assert f"{GRAPH.name}: 50% of the memory costs +20.0% time, 25% costs +40.0%" == title
+    title, _ = finding(GRAPH, curves(greedy=[None, 0.3, 0.1, 0.0], auto=[0.4, 0.2, 0.1, 0.0]))
+    assert f"{GRAPH.name}: auto needs the least time in all 4 budgets" == title
+    title, _ = finding(GRAPH, curves(one=[0.4, 0.2, 0.2, 0.0], two=[None, 0.3, 0.1, 0.0]))
+    assert "one needs the least time in 3 of 4 budgets" in title
+    title, _ = finding(GRAPH, curves(auto=[None] * 4))
+    assert "no schedule was found in 4 budgets" in title
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=["light", "light, narrow", "dark", "dark, narrow"])
+def test_labels_cover_nothing(look: Look) -> None:
+    """Each curve has a label, in a crowd too, and none covers another, a curve or the edge."""
+    shown = curves(
+        auto=[0.30, 0.10, 0.05, 0.0],
+        greedy=[0.50, 0.14, 0.06, 0.0],
+        close=[0.31, 0.11, 0.051, 0.0],
+        late=[None, None, 0.07, 0.001],
+        never=[None] * 4,
+    )
+    figure = draw_sweep(GRAPH, shown, (math.inf, *BOUNDS[1:]), look)
+    written = {text.get_text() for text in figure.axes[0].texts}
+    assert {"auto", "greedy", "close", "late", "lower bound"} == written
+    assert [] == overlaps(figure)
+
+
+def test_curves_differ_in_colour_and_marker() -> None:
+    """No two of six curves share a colour or a marker, in the light or the dark mode."""
+    shown = curves(**{f"m{i}": [0.1 * (i + 1), 0.05 * (i + 1), 0.01 * i, 0.0] for i in range(6)})
+    for palette in (LIGHT, DARK):
+        (axes,) = draw_sweep(GRAPH, shown, BOUNDS, Look(palette=palette)).axes
+        marks = [(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() != "None"]
+        assert 6 == len({colour for colour, _ in marks}) == len({marker for _, marker in marks})
+
+
+@pytest.mark.parametrize("overheads", [[None], [0.0], [-0.1, -0.2], [0.1, None]])
+def test_odd_sweeps_can_be_drawn(overheads: list[float | None]) -> None:
+    """One budget, none with a plan, plans that are faster, a method that ended early."""
+    shown = curves(auto=overheads, short=[])
+    bounds = [0.0 if overhead is None else min(0.0, overhead) for overhead in overheads]
+    assert picture.png(draw_sweep(GRAPH, shown, bounds), 400).startswith(b"\x89PNG")
