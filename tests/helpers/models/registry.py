@@ -28,6 +28,7 @@ from tests.helpers.models.networks import (
     UNet,
     sequential,
     stock_transformer,
+    wide_activations,
 )
 from tests.helpers.models.samples import images_and_target, normal, padded_tokens, tokens
 from tests.helpers.models.text_and_speech import (
@@ -254,6 +255,12 @@ LARGE_CASES: tuple[ModelCase, ...] = (
         sample=normal(16, 3, 64, 64),
         loss=returned_loss,
         note="batch norms, whose backwards need three tensors of 8 MiB",
+    ),
+    _own(
+        name="large_activations",
+        make=lambda: wide_activations(2048, 3),
+        sample=normal(1024, 32),
+        note="activations that are chains of eight calls on 8 MiB",
     ),
 )
 
