@@ -58,7 +58,7 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["solve", "graph.json", "--budget", "40%", "--fast"], "--fast"),
         (["solve", "graph.json", "--budget", "40%", "--time-limit", "soon"], "--time-limit"),
         (["config", "chekmate"], "did you mean checkmate?"),
-        (["demo", "--model", "gpt5"], "gpt2 or resnet"),
+        (["demo", "--model", "gpt5"], "'gpt5' is not one of 'gpt2', 'resnet'"),
         (["demo", "--steps", "0"], "--steps"),
     ],
 )

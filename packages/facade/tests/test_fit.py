@@ -17,11 +17,11 @@ from remat_facade.planning.memory_fit import (
     auto_budget,
     fit_of,
     free_on,
-    optimizer_names,
     reserved_share,
     states_nbytes,
     total_nbytes,
 )
+from remat_facade.planning.state_rules import optimizer_names
 from remat_graph import format_nbytes, load_plan, parse_nbytes
 from remat_graph.serialization.plans import plan_to_data
 

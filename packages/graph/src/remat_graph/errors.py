@@ -167,14 +167,18 @@ class BadBudget(RematError):
         problem: what is wrong with it.
         share: whether a share of a step's peak would be accepted here.
         auto: whether ``"auto"`` would be accepted here.
+        meant: what the user probably means, as they would write it; empty if unknown.
     """
 
     budget: str
     problem: str
     share: bool = True
     auto: bool = False
+    meant: str = ""
 
     def __str__(self) -> str:
+        if self.meant:
+            return f"budget {self.budget}: {self.problem}; did you mean {self.meant}?"
         wanted = ["whole bytes such as 2147483648", 'a size such as "2GiB" or "800MB"']
         if self.share:
             wanted.append('a share of the unplanned peak such as "40%"')

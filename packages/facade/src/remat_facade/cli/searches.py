@@ -1,11 +1,12 @@
 """Searches of commands that keep what is known when Ctrl-C ends them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 
 from remat_graph import Graph
-from remat_solvers import BudgetPoint, MaxBatch, bounds_of, pareto
+from remat_solvers import BudgetPoint, MaxBatch, bounds_of, get_solver, pareto
 
 
 class EndedEarly(Exception):
@@ -57,19 +58,36 @@ def swept(
         return Sweep(curves=curves, bounds=bounds, ended_early=True)
 
 
-def largest(search: Callable[..., MaxBatch]) -> tuple[MaxBatch, bool]:
-    """The result of a search for the largest batch; after Ctrl-C, the largest until then, and True.
+def largest(
+    search: Callable[..., MaxBatch], solvers: Sequence[str] = ("auto",)
+) -> tuple[dict[str, MaxBatch], bool]:
+    """The largest batch by each method; after Ctrl-C, the largest until then, and True.
 
     Args:
-        search: `max_batch` with all arguments but ``on_fit``.
+        search: `max_batch` with all arguments but ``solver`` and ``on_fit``.
+        solvers: names of methods.
 
     Raises:
         KeyboardInterrupt: no batch is known to fit yet.
     """
-    found: list[MaxBatch] = []
+    found: dict[str, MaxBatch] = {}
     try:
-        return search(on_fit=found.append), False
+        for name in solvers:
+            found[name] = search(solver=name, on_fit=partial(found.__setitem__, name))
     except KeyboardInterrupt:
         if not found:
             raise
-        return found[-1], True
+        return found, True
+    return found, False
+
+
+def methods_of(text: str) -> list[str]:
+    """The names of methods that a string lists, each once.
+
+    Raises:
+        UnknownSolver: no solver has such a name.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        get_solver(name)
+    return names
