@@ -33,20 +33,20 @@ def doctor(
     from remat_facade.cli.checks import check_budget, check_graph_budget, check_method
     from remat_facade.cli.output import Output
     from remat_facade.cli.results import plan_facts, table_facts
-    from remat_facade.cli.saved_or_model import SavedOrModel
+    from remat_facade.cli.saved_or_model import SavedOrModel, is_saved
     from remat_facade.planning.method import choose_method
     from remat_facade.report.doctor import Stopwatch, diagnose
     from remat_facade.report.doctor_page import advice, doctor_tables
     from remat_graph import Budget
 
     Budget.parse(budget)
+    if not is_saved(target, input):
+        check_budget(budget)
     step = SavedOrModel.parse(target, platform=platform, ways=ways, outputs=outputs, input=input, batch=batch)
     method = choose_method(
         "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
     )
     check_method(method)
-    if not step.saved:
-        check_budget(budget)
     with Output(as_json=json) as output:
         with progress(f"reading {target}") as update:
             watch = Stopwatch()

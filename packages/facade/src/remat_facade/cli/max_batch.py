@@ -45,7 +45,7 @@ def largest_batch(
 
     from remat_facade.cli.checks import size_of
     from remat_facade.cli.output import Output
-    from remat_facade.cli.searches import EndedEarly, largest, methods_of
+    from remat_facade.cli.searches import EndedEarly, at_most, largest, methods_of
     from remat_facade.cli.target import Target
     from remat_facade.planning.state_rules import rule_of
     from remat_facade.report.table import batch_table
@@ -72,8 +72,7 @@ def largest_batch(
                 nbytes,
                 max_overhead=max_overhead,
                 first=first,
-                seconds=time_limit,
-                solve=solve_present if gradients == "present" else solve_switches,
+                solve=at_most(solve_present if gradients == "present" else solve_switches, time_limit),
             )
             found, ended_early = largest(search, names)
         facts = {

@@ -76,6 +76,9 @@ def built(
 def _model(factory: Callable[..., Any]) -> Any:
     config_class = getattr(factory, "config_class", None)
     if config_class is not None:  # a class of transformers
+        import transformers
+
+        transformers.logging.set_verbosity_error()  # that the loss is the default one, for example
         config = config_class()
         config.use_cache = False  # nothing is generated during training
         return factory(config)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import typer
@@ -9,6 +10,12 @@ import typer
 from remat_facade.cli.target import Target
 from remat_facade.planning.planner import Progress
 from remat_graph import Graph, Platform, find_platform, load_graph
+
+
+def is_saved(place: str, input: str | None) -> bool:
+    """Whether a place with an option ``--input`` or None is a saved graph, not a model."""
+    return input is None and not place.endswith(".py") and (Path(place).is_file() or ":" not in place)
+
 
 Stage = Callable[[str, int, int], None]
 """Called with (what, done, total) while a model is captured and measured."""
@@ -33,7 +40,7 @@ class SavedOrModel:
     outputs: str = "kept"
 
     @classmethod
-    def parse(cls, place: str, **given: object) -> "SavedOrModel":
+    def parse(cls, place: str, **given: Any) -> "SavedOrModel":
         """The step that the command line names; `given` are the options of models, None where left out.
 
         Raises:
@@ -42,16 +49,15 @@ class SavedOrModel:
             UnknownPlatform: there is no such platform.
         """
         chosen = {name: value for name, value in given.items() if value is not None}
-        saved = "input" not in chosen and not place.endswith(".py")
-        if saved and (Path(place).is_file() or ":" not in place):
+        if is_saved(place, chosen.get("input")):
             if chosen:
                 name = next(iter(chosen))
                 raise typer.BadParameter(f"--{name} is for a model: give MODULE:FACTORY, or leave it out")
             return cls(place=place, target=None)
-        target = Target.parse(place, chosen.pop("input", None), chosen.pop("batch", None))  # type: ignore[arg-type]
         named = chosen.pop("platform", None)
-        times = None if named is None else find_platform(str(named))
-        return cls(place=place, target=target, platform=times, **chosen)  # type: ignore[arg-type]
+        times = None if named is None else find_platform(named)
+        target = Target.parse(place, chosen.pop("input", None), chosen.pop("batch", None))
+        return cls(place=place, target=target, platform=times, **chosen)
 
     @property
     def saved(self) -> bool:

@@ -5,8 +5,24 @@ from functools import partial
 
 import attrs
 
+from remat_facade.planning.method import default_limit_s
 from remat_graph import Graph
-from remat_solvers import BudgetPoint, MaxBatch, bounds_of, get_solver, pareto
+from remat_solvers import (
+    BudgetPoint,
+    Deadline,
+    MaxBatch,
+    Problem,
+    Solution,
+    Solver,
+    bounds_of,
+    get_solver,
+    pareto,
+)
+
+Solve = Callable[[Solver, Problem, Deadline | None], Solution]
+"""Runs a solver."""
+
+SIZE_SHARE = 0.25  # of the limit of a plan, for one size of a batch: 5 s up to 1,000 ops
 
 
 class EndedEarly(Exception):
@@ -79,6 +95,21 @@ def largest(
             raise
         return found, True
     return found, False
+
+
+def at_most(solve: Solve, seconds: float | None) -> Solve:
+    """The function with a limit for one size of a batch, because `largest` plans many.
+
+    Args:
+        solve: runs a solver.
+        seconds: the limit that the user gives; None for a share of the limit of a plan.
+    """
+
+    def limited(solver: Solver, problem: Problem, deadline: Deadline | None) -> Solution:
+        limit_s = SIZE_SHARE * default_limit_s(len(problem.graph.ops)) if seconds is None else seconds
+        return solve(solver, problem, Deadline(limit_s))
+
+    return limited
 
 
 def methods_of(text: str) -> list[str]:

@@ -19,6 +19,8 @@ from remat_graph.errors import text_of
 MOST_NAMES = 12  # of a module, in an error
 MOST_SIZE = 2**31  # of one dimension
 
+_WITH_TORCHVISION = frozenset({"torchvision", "transformers", "timm"})  # they import torchvision
+
 
 @attrs.frozen(kw_only=True)
 class Target:
@@ -68,8 +70,13 @@ class Target:
             BadTarget: the function does not exist, fails, or returns something else.
         """
         place, name = self._split()
+        if self.shape is not None and place.partition(".")[0] in _WITH_TORCHVISION:
+            from remat_facade.demo.tasks import import_torchvision
+
+            import_torchvision()
         module = _guarded(self.name, "importing it", lambda: _module(self.name, place))
-        factory = getattr(module, name, None)
+        # A lazy module, such as transformers, imports at this point.
+        factory = _guarded(self.name, f"importing {name}", lambda: getattr(module, name, None))
         if not callable(factory):
             raise BadTarget(
                 target=self.name, problem=f"{place} has no function {name}; {_names(module, name)}"

@@ -58,7 +58,7 @@ def prepare(
         platform=cost.source(device),
         on_progress=cost.report,
         live=cost.live,
-        zoo=cost.zoo(device) if options.zoo else None,
+        zoo=cost.zoo(device) if options.zoo and not estimated else None,
     )
     planner.check()
     return planner
@@ -121,6 +121,8 @@ def plan_model(
     fit = fit_of(
         model, plan.budget_nbytes, options.optimizer, device=device_of(model), device_nbytes=device_nbytes
     )
+    if is_estimated(model, cost.platform):
+        fit = attrs.evolve(fit, device="the given device")
     return graph, plan, fit
 
 

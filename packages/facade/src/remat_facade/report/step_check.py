@@ -107,7 +107,7 @@ class StepCheck:
             *((kind, "", f"{each}") for kind, each in self.compared.items()),
             ("budget", "", format_nbytes(plan.budget_nbytes)),
             ("peak, allocator", format_nbytes(one.allocator_nbytes), _share(two.allocator_nbytes, plan)),
-            ("  predicted", format_nbytes(plan.noremat_peak_nbytes), _share(plan.peak_nbytes, plan)),
+            ("  predicted", "", _share(plan.peak_nbytes, plan)),
             ("peak, meter", format_nbytes(one.meter_nbytes), _share(two.meter_nbytes, plan)),
             ("  predicted", "", _share(plan.live_peak_nbytes, plan)),
             ("step time, median", format_seconds(one.step_s), _times(two.step_s, one.step_s)),
@@ -198,8 +198,9 @@ class _Side:
         self._reset(seed)
         output = self.module(*self.args, **self.kwargs)
         outputs = {f"output {i}": t.detach().clone() for i, t in enumerate(_tensors(output))}
-        _backward(output)
+        roots = _roots(output)
         del output
+        _backward(roots)
         gradients = {name: p.grad.detach().clone() for name, p in self._leaves() if p.grad is not None}
         buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
         state = {"generator of the CPU": torch.get_rng_state()}
@@ -264,10 +265,8 @@ def _roots(output: object) -> list[Tensor]:
     return roots[:1] if roots and not roots[0].dim() else roots
 
 
-def _backward(output: object) -> None:
-    """Differentiate what a module returned, with fixed random tangents unless it is a loss."""
-    roots = _roots(output)
-    del output
+def _backward(roots: list[Tensor]) -> None:
+    """Differentiate a loss, or outputs with fixed random tangents."""
     if len(roots) == 1 and not roots[0].dim():
         roots[0].backward()
         return
