@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -149,28 +149,29 @@ WITH_TORCH = [
 ]
 
 MODEL, SAMPLE = nn.Linear(4, 4), torch.randn(2, 4)
+WRONG: Any = 3
 CONSTRUCTORS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Hiremate(MODEL, SAMPLE, "40"), 'did you mean "40%" or "40GiB"?'),
     (lambda: Hiremate(MODEL, SAMPLE, -1), "is negative; give"),
     (lambda: Hiremate(MODEL, SAMPLE, True), "is a bool, not a number of bytes"),
-    (lambda: Hiremate(MODEL, SAMPLE, None), "give whole bytes such as"),  # type: ignore[arg-type]
-    (lambda: Hiremate(3, SAMPLE, "40%"), "expected an nn.Module"),  # type: ignore[arg-type]
-    (lambda: Hiremate(nn.Linear, SAMPLE, "40%"), "class (Linear); expected an nn.Module"),  # type: ignore[arg-type]
+    (lambda: Hiremate(MODEL, SAMPLE, cast(Any, None)), "give whole bytes such as"),
+    (lambda: Hiremate(WRONG, SAMPLE, "40%"), "expected an nn.Module"),
+    (lambda: Hiremate(cast(Any, nn.Linear), SAMPLE, "40%"), "class (Linear); expected an nn.Module"),
     (lambda: Hiremate(MODEL, "x", "40%"), "expected a tensor, a tuple or list"),
     (lambda: Hiremate(MODEL, SAMPLE, "40%", solver="mincutt"), "did you mean 'mincut'"),
     (lambda: Hiremate(MODEL, SAMPLE, "40%", config="chekmate"), "did you mean checkmate?"),
-    (lambda: Hiremate(MODEL, SAMPLE, "40%", ways="all"), "not one of 'exact'"),  # type: ignore[arg-type]
-    (lambda: Hiremate(MODEL, SAMPLE, "40%", outputs="gone"), "not one of 'kept'"),  # type: ignore[arg-type]
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", ways=cast(Any, "all")), "not one of 'exact'"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", outputs=cast(Any, "gone")), "not one of 'kept'"),
     (lambda: Hiremate(MODEL, SAMPLE, "40%", runtime="fast"), "runtime"),
     (lambda: Hiremate(MODEL, SAMPLE, "40%", max_plans=0), "max_plans"),
     (lambda: Hiremate(MODEL, SAMPLE, "40%", reserve_nbytes=-1), "reserve_nbytes"),
     (lambda: Hiremate(MODEL, SAMPLE, "auto", optimizer="adamm"), "name one of adafactor"),
-    (lambda: Hiremate(MODEL, SAMPLE, "40%", plan=3), "give the path of a saved plan"),  # type: ignore[arg-type]
-    (lambda: Hiremate(MODEL, SAMPLE, "40%", platform="h100"), "get_platform"),  # type: ignore[arg-type]
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", plan=WRONG), "give the path of a saved plan"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", platform=cast(Any, "h100")), "get_platform"),
     (lambda: Hiremate(MODEL, SAMPLE, "40%", time_limit_s=-1.0), "time_limit_s"),
     (lambda: PureRotor(MODEL, SAMPLE, "40%", solver="monet"), "use Hiremate"),
     (lambda: limit_memory(MODEL, "40"), 'did you mean "40%" or "40GiB"?'),
-    (lambda: limit_memory(SAMPLE, "40%"), "expected an nn.Module"),  # type: ignore[arg-type]
+    (lambda: limit_memory(WRONG, "40%"), "expected an nn.Module"),
     (lambda: generate_config("rocket"), "config: type"),
 ]
 

@@ -9,7 +9,7 @@ or pressed again, it ends the command.
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -48,7 +48,7 @@ def remat(
     """Train any PyTorch model inside a memory budget given in bytes."""
 
 
-for name, command in {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "plan": plan,
     "check": check,
@@ -60,8 +60,9 @@ for name, command in {
     "show": show,
     "config": config,
     "solvers": solvers,
-}.items():
-    app.command(name)(command)
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +89,7 @@ def _run(words: list[str]) -> int:
         complain(f"{problem}; see `{command} --help`")
         return USER_ERROR
     except SystemExit as ended:  # raised by the model or a function that it calls
-        if _COMPLETION in os.environ:
+        if _COMPLETION in os.environ or any(word.endswith("-completion") for word in words):
             raise
         complain(f"the model ended the program (exit code {ended.code!r:.60}): remove its call of sys.exit")
         return USER_ERROR
@@ -111,10 +112,10 @@ def _reported(error: Exception) -> int | None:
 
     if isinstance(error, EndedEarly):  # a plan has its own warning
         if error.args:
-            complain(f"interrupted: {error}")
+            complain(f"interrupted: {text_of(error)}")
         return INTERRUPTED
     if isinstance(error, RematError):
-        complain(str(error))
+        complain(text_of(error))
         return USER_ERROR
     note = None
     if "remat_executor" in sys.modules:  # only its code leaves notes, and it imports torch

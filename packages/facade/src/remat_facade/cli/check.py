@@ -33,7 +33,7 @@ def check(
     import attrs
 
     from remat_facade.cli.checks import check_budget, check_method
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import plan_facts
     from remat_facade.cli.target import Target
     from remat_facade.planning.method import choose_method
@@ -44,7 +44,7 @@ def check(
     )
     check_method(method)
     named = Target.parse(target, input, batch)
-    with Output(as_json=json) as output:
+    with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
             chosen = {"config": config, "solver": solver, "seed": seed, "time_limit_s": time_limit}
             chosen |= {"ways": ways, "outputs": outputs, "gradients": gradients}

@@ -43,6 +43,8 @@ def size_of(text: str) -> int:
         BadBudget: it is not a size, or a small number without a unit.
     """
     nbytes = parse_nbytes(text)
+    if not nbytes:
+        raise BadBudget(budget=repr(text), problem="is zero", share=False)
     meant = meant_by(text, share=False)
     if meant:
         raise BadBudget(budget=repr(text), problem=f"is {nbytes} bytes", meant=meant, share=False)

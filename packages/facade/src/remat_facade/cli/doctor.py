@@ -31,7 +31,7 @@ def doctor(
     import attrs
 
     from remat_facade.cli.checks import check_budget, check_graph_budget, check_method
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import plan_facts, table_facts
     from remat_facade.cli.saved_or_model import SavedOrModel, is_saved
     from remat_facade.planning.method import choose_method
@@ -47,7 +47,7 @@ def doctor(
         "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
     )
     check_method(method)
-    with Output(as_json=json) as output:
+    with CommandOutput(as_json=json) as output:
         with progress(f"reading {target}") as update:
             watch = Stopwatch()
             step = attrs.evolve(step, ways=method.ways, outputs=method.outputs)

@@ -17,17 +17,8 @@ if TYPE_CHECKING:
 
 def largest_batch(
     target: options.BatchTargetArgument,
-    budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help='Bytes of a step: "2GiB", "800MB".')
-    ] = None,
-    device_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Instead of a budget: memory of a device, which also holds parameters, gradients and "
-            "optimizer states.",
-        ),
-    ] = None,
+    budget: options.StepSizeOption = None,
+    device_memory: options.WholeDeviceOption = None,
     input: options.InputOption = None,
     solvers: options.SolversOption = "auto",
     max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
@@ -44,48 +35,30 @@ def largest_batch(
     from functools import partial
 
     from remat_facade.cli.checks import size_of
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.searches import EndedEarly, at_most, largest, methods_of
     from remat_facade.cli.target import Target
     from remat_facade.planning.state_rules import rule_of
-    from remat_facade.report.table import batch_table
+    from remat_facade.report.table import batch_facts, batch_table
     from remat_graph import find_platform
     from remat_solvers import max_batch, solve_present, solve_switches
 
     if (budget is None) == (device_memory is None):
         raise typer.BadParameter("give either --budget, the bytes of a step, or --device-memory")
-    size_nbytes = size_of(budget or device_memory or "")
+    size_nbytes = size_of(budget or device_memory or "0")
     names = methods_of(solvers)
     rule_of(optimizer)
     times = None if platform is None else find_platform(platform)
     named = Target.parse(target, input)
-    with Output(as_json=json) as output:
+    solve = at_most(solve_present if gradients == "present" else solve_switches, time_limit)
+    with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
             load = partial(named.load, meta=times is not None)
-            nbytes = size_nbytes
-            if device_memory is not None:
-                nbytes = _left_of(load(first)[0], size_nbytes, optimizer)
+            nbytes = size_nbytes if device_memory is None else _left_of(load(first), size_nbytes, optimizer)
             graph_of = _graphs(load, update, platform=times, ways=ways, outputs=outputs)
-            search = partial(
-                max_batch,
-                graph_of,
-                nbytes,
-                max_overhead=max_overhead,
-                first=first,
-                solve=at_most(solve_present if gradients == "present" else solve_switches, time_limit),
-            )
+            search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
             found, ended_early = largest(search, names)
-        facts = {
-            name: {
-                "batch": each.batch,
-                "refused": each.refused,
-                "peak_nbytes": each.solution and each.solution.peak_nbytes,
-                "overhead": each.solution and each.solution.overhead,
-                "lower_bound_overhead": each.solution and each.solution.lower_bound_overhead,
-            }
-            for name, each in found.items()
-        }
-        output.facts |= {"target": target, "budget_nbytes": nbytes, "methods": facts}
+        output.facts |= {"target": target, "budget_nbytes": nbytes, "methods": batch_facts(found)}
         output.show(batch_table(target, nbytes, found))
     if ended_early:
         raise EndedEarly("a larger batch may fit too")
@@ -94,13 +67,13 @@ def largest_batch(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _left_of(model: Any, device_nbytes: int, optimizer: str) -> int:
+def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> int:
     """Bytes of a device that remain for a step."""
     from remat_facade.entrypoints.inputs import check_model
     from remat_facade.planning.memory_fit import budget_on
 
-    check_model(model, (), {}, filled=True)
-    return budget_on(model, optimizer, device_nbytes)
+    check_model(loaded[0], (), {}, filled=True)
+    return budget_on(loaded[0], optimizer, device_nbytes)
 
 
 def _graphs(

@@ -6,6 +6,7 @@ called without arguments, with the arguments that would download weights set to 
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,9 +77,10 @@ def built(
 def _model(factory: Callable[..., Any]) -> Any:
     config_class = getattr(factory, "config_class", None)
     if config_class is not None:  # a class of transformers
-        import transformers
-
-        transformers.logging.set_verbosity_error()  # that the loss is the default one, for example
+        if "transformers" in sys.modules:
+            sys.modules[
+                "transformers"
+            ].logging.set_verbosity_error()  # its hints on defaults, such as the loss
         config = config_class()
         config.use_cache = False  # nothing is generated during training
         return factory(config)
@@ -88,7 +90,7 @@ def _model(factory: Callable[..., Any]) -> Any:
 
 def _with_loss(model: nn.Module) -> nn.Module:
     """The model with a loss; its class has the model's name, which plans and tables show."""
-    named = type(type(model).__name__, (WithLoss,), {})
+    named: type[WithLoss] = type(type(model).__name__, (WithLoss,), {})
     return named(model)
 
 

@@ -18,7 +18,15 @@ def seconds(given: float | None) -> float | None:
 BudgetOption = Annotated[
     str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak such as "40%".')
 ]
-SizeOption = Annotated[str, typer.Option(help='Bytes, "2GiB" or "800MB".')]
+StepSizeOption = Annotated[str | None, typer.Option(metavar="SIZE", help='Bytes of a step: "2GiB", "800MB".')]
+WholeDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Instead of a budget: memory of a device, which also holds parameters, gradients and optimizer "
+        "states.",
+    ),
+]
 BudgetOrAutoOption = Annotated[
     str,
     typer.Option(

@@ -18,7 +18,7 @@ from remat_facade.files import save_to, write_whole
 from remat_facade.report.table import Table
 
 
-class Output:
+class CommandOutput:
     """Shows tables and lines; with ``--json`` prints `facts` at the end, as the only line of stdout.
 
     What the user's code prints meanwhile is on stderr then.
@@ -75,8 +75,8 @@ def plain(value: object) -> Any:
     """The value as JSON has it: attrs classes are objects, and numbers that are not finite are null."""
     if isinstance(value, type):
         return value.__name__
-    if attrs.has(type(value)):
-        public = [field.name for field in attrs.fields(type(value)) if not field.name.startswith("_")]
+    if attrs.has(kind := type(value)):
+        public = [field.name for field in attrs.fields(kind) if not field.name.startswith("_")]
         return {name: plain(getattr(value, name)) for name in public}
     if isinstance(value, Enum):
         return plain(value.value)

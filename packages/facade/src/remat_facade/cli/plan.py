@@ -8,10 +8,10 @@ from remat_facade.cli import options
 from remat_facade.cli.terminal import complain, progress
 
 if TYPE_CHECKING:
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.target import Target
     from remat_facade.planning.memory_fit import Fit
     from remat_facade.planning.method import Method
-    from remat_facade.planning.planner import Progress
     from remat_graph import Graph, Plan, Platform
 
 DOES_NOT_FIT = 1
@@ -40,18 +40,16 @@ def plan(
 ) -> None:
     """Plan your model, and report whether it fits."""
     from remat_facade.cli.checks import check_method, size_of
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.cli.target import Target
     from remat_facade.entrypoints.model_budget import check_model_budget
-    from remat_facade.errors import NothingLeft
     from remat_facade.files import check_paths
     from remat_facade.planning.interrupts import interrupted
     from remat_facade.planning.method import choose_method
     from remat_facade.report.table import fit_table
     from remat_graph import find_platform, save_graph
-    from remat_solvers import InfeasibleBudget
 
     check_model_budget(budget)
     check_paths(
@@ -65,18 +63,8 @@ def plan(
     )
     check_method(method, optimizer)
     named = Target.parse(target, input, batch)
-    with Output(as_json=json) as output:
-        try:
-            with progress(f"loading {target}") as update:
-                graph, made, fit = _planned(
-                    named, budget, method, optimizer, device_nbytes, times, zoo=zoo, update=update
-                )
-        except (NothingLeft, InfeasibleBudget) as error:
-            if budget != "auto":
-                raise
-            output.facts["fits"] = False
-            complain(f"training does not fit: {error}")
-            raise typer.Exit(DOES_NOT_FIT) from error
+    with CommandOutput(as_json=json) as output:
+        graph, made, fit = _planned(named, budget, method, optimizer, device_nbytes, times, zoo, output)
         deliver(output, made, out)
         output.facts |= {"fit": fit, "fits": fit.fits}
         output.show(fit_table(fit))
@@ -95,21 +83,31 @@ def _planned(
     optimizer: str,
     device_nbytes: int | None,
     platform: "Platform | None",
-    *,
     zoo: bool,
-    update: "Progress",
+    output: "CommandOutput",
 ) -> "tuple[Graph, Plan, Fit]":
-    """Load and plan a target; see `plan_model`."""
-    from remat_facade.entrypoints.inputs import as_call
-    from remat_facade.entrypoints.options import CostOptions, PlanOptions
-    from remat_facade.entrypoints.prepare import plan_model
+    """Load and plan a target, as `plan_model` does; ends the command if ``--budget auto`` does not fit."""
+    with progress(f"loading {target.name}") as update:
+        from remat_facade.entrypoints.inputs import as_call
+        from remat_facade.entrypoints.options import CostOptions, PlanOptions
+        from remat_facade.entrypoints.prepare import plan_model
+        from remat_facade.errors import NothingLeft
+        from remat_solvers import InfeasibleBudget
 
-    model, sample, sample_kwargs = target.load(meta=platform is not None)
-    return plan_model(
-        model,
-        as_call(sample, sample_kwargs),
-        PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
-        method,
-        CostOptions(platform=platform, on_progress=update, live=True),
-        device_nbytes=device_nbytes,
-    )
+        model, sample, sample_kwargs = target.load(meta=platform is not None)
+        try:
+            return plan_model(
+                model,
+                as_call(sample, sample_kwargs),
+                PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
+                method,
+                CostOptions(platform=platform, on_progress=update, live=True),
+                device_nbytes=device_nbytes,
+            )
+        except (NothingLeft, InfeasibleBudget) as error:
+            if budget != "auto":
+                raise
+            problem = f"training does not fit: {error}"
+    output.facts["fits"] = False
+    complain(problem)
+    raise typer.Exit(DOES_NOT_FIT)

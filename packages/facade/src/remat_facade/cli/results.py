@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from remat_facade.cli.output import Output
+from remat_facade.cli.output import CommandOutput
 from remat_facade.planning.interrupts import interrupted
 from remat_facade.report.table import Table, plan_table, rounding_table
 from remat_graph import Graph, Plan, save_order, save_plan
 
 
-def deliver(output: Output, made: Plan, plan_out: Path | None, order_out: Path | None = None) -> None:
+def deliver(output: CommandOutput, made: Plan, plan_out: Path | None, order_out: Path | None = None) -> None:
     """Show a plan; write the plan and its order to the given paths."""
     output.facts["plan"] = plan_facts(made)
     output.show(plan_table(made))
@@ -20,7 +20,7 @@ def deliver(output: Output, made: Plan, plan_out: Path | None, order_out: Path |
 
 
 def draw(
-    output: Output, graph: Graph, made: Plan, png: Path | None, matrix: Path | None, html: Path | None
+    output: CommandOutput, graph: Graph, made: Plan, png: Path | None, matrix: Path | None, html: Path | None
 ) -> None:
     """Write the pictures and the HTML page of a plan to the given paths."""
     if png or matrix or html:

@@ -22,7 +22,7 @@ def show(
     json: options.JsonOption = False,
 ) -> None:
     """Show a plan, layer by layer; with its graph also recomputed operators and pictures."""
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import draw, plan_facts
     from remat_facade.files import check_paths
     from remat_facade.report.table import layers_table, plan_table, repeats_table, rounding_table, ways_table
@@ -35,7 +35,7 @@ def show(
         raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
-    with Output(as_json=json) as output:
+    with CommandOutput(as_json=json) as output:
         output.facts["plan"] = plan_facts(made)
         tables = (plan_table(made), layers_table(made), ways_table(made), rounding_table(made))
         output.show(*(table for table in tables if table.rows))

@@ -18,7 +18,7 @@ def solve(
 ) -> None:
     """Plan a saved graph; needs no torch."""
     from remat_facade.cli.checks import check_graph_budget
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.files import check_paths
@@ -31,7 +31,7 @@ def solve(
     method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
     planner = RecomputePlanner(budget=budget, method=method, grads=method.grads)
     planner.check()
-    with Output(as_json=json) as output:
+    with CommandOutput(as_json=json) as output:
         with progress(f"reading {graph}") as update:
             loaded = load_graph(graph)
             check_graph_budget(budget, loaded)
@@ -51,14 +51,14 @@ def smallest_budget(
     """Find the smallest budget of a saved graph; needs no torch."""
     import attrs
 
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.planning.interrupts import stopped_by_interrupts
     from remat_facade.report.table import smallest_table
     from remat_graph import load_graph
     from remat_solvers import Deadline, min_budget, min_present_budget
 
-    with Output(as_json=json) as output:
+    with CommandOutput(as_json=json) as output:
         with progress(f"reading {graph}") as update:
             loaded = load_graph(graph)
             update(f"searching for the smallest budget of {loaded.name}")

@@ -29,7 +29,7 @@ def sweep(
 ) -> None:
     """Compare methods over budgets."""
     from remat_facade.cli.checks import check_graph_budget
-    from remat_facade.cli.output import Output
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.saved_or_model import SavedOrModel
     from remat_facade.cli.searches import EndedEarly, methods_of, swept
     from remat_facade.files import check_paths
@@ -45,7 +45,7 @@ def sweep(
     asked = None if budgets is None else [text.strip() for text in budgets.split(",")]
     for text in asked or ():
         Budget.parse(text)
-    with Output(as_json=json) as output:
+    with CommandOutput(as_json=json) as output:
         with progress(f"reading {target}") as update:
             loaded = step.load(update)
             variants = report.ablations(loaded, no or ())

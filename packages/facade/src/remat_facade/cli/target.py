@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,7 +88,9 @@ class Target:
 
             shape = self.shape
             doing = f"building {name} for an input of {'x'.join(map(str, shape))}"
-            return _guarded(self.name, doing, lambda: built(self.name, factory, shape, batch or 1, meta=meta))
+            call = partial(built, self.name, factory, shape, batch or 1, meta=meta)
+            named: tuple[Any, Any, Any] = _guarded(self.name, doing, call)
+            return named
         args = () if batch is None else (batch,)
         made = _guarded(self.name, f"calling {name}({', '.join(map(repr, args))})", lambda: factory(*args))
         if not isinstance(made, tuple) or len(made) not in (2, 3):

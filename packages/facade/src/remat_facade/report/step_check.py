@@ -52,7 +52,7 @@ class Compared:
 
 
 @attrs.frozen(kw_only=True)
-class Measured:
+class SideFigures:
     """Memory and time of one side.
 
     Attributes:
@@ -81,8 +81,8 @@ class StepCheck:
 
     plan: Plan
     compared: Mapping[str, Compared]
-    unplanned: Measured
-    planned: Measured
+    unplanned: SideFigures
+    planned: SideFigures
     missed: int
     steps: int
 
@@ -161,7 +161,7 @@ def check_step(
         for side, taken in zip(sides, times, strict=True):
             taken.append(side.step_s(clock))
     unplanned, measured = (
-        Measured(meter_nbytes=meter, allocator_nbytes=allocator, step_s=statistics.median(taken))
+        SideFigures(meter_nbytes=meter, allocator_nbytes=allocator, step_s=statistics.median(taken))
         for (meter, allocator), taken in zip(peaks, times, strict=True)
     )
     return StepCheck(
@@ -213,7 +213,7 @@ class _Side:
         self._reset(0)
         with MemoryMeter(device=self.device) as meter:
             self._step()
-        return meter.peak_nbytes
+        return int(meter.peak_nbytes)
 
     def allocator_nbytes(self) -> int:
         """The peak of the allocator in one step."""
@@ -267,12 +267,27 @@ def _roots(output: object) -> list[Tensor]:
 
 def _backward(roots: list[Tensor]) -> None:
     """Differentiate a loss, or outputs with fixed random tangents."""
-    if len(roots) == 1 and not roots[0].dim():
-        roots[0].backward()
-        return
-    generator = torch.Generator(roots[0].device).manual_seed(0)
-    tangents = [torch.empty_like(root).uniform_(-1.0, 1.0, generator=generator) for root in roots]
-    torch.autograd.backward(roots, tangents)
+    is_loss = len(roots) == 1 and not roots[0].dim()
+    loss = roots[0] if is_loss else _RandomLoss.apply(*roots)  # type: ignore[no-untyped-call]
+    loss.backward()
+
+
+class _RandomLoss(torch.autograd.Function):
+    """A loss with random gradients, which are made in the backward: the caller holds none of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *roots: Tensor) -> Tensor:
+        """Zero."""
+        ctx.fakes = [root.to("meta") for root in roots]
+        ctx.device = roots[0].device
+        return roots[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        """The same random numbers in each step."""
+        generator = torch.Generator(ctx.device).manual_seed(0)
+        empty = (torch.empty_like(fake, device=ctx.device) for fake in ctx.fakes)
+        return tuple(tangent.normal_(generator=generator) for tangent in empty)
 
 
 def _badness(found: Compared) -> tuple[bool, float]:

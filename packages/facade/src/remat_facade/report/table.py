@@ -1,7 +1,7 @@
 """Tables as data, for the terminal and the HTML page."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -62,6 +62,20 @@ def batch_table(name: str, budget_nbytes: int, found: Mapping[str, MaxBatch]) ->
     heads = ("",) if len(found) == 1 else tuple(found)
     shown = tuple(cells for cells in rows if any(cells[1:]))
     return Table(title=name, columns=("", *heads), rows=shown)
+
+
+def batch_facts(found: Mapping[str, MaxBatch]) -> dict[str, dict[str, Any]]:
+    """The largest batch by each method and the figures of its plan, for JSON."""
+    return {
+        name: {
+            "batch": each.batch,
+            "refused": each.refused,
+            "peak_nbytes": each.solution and each.solution.peak_nbytes,
+            "overhead": each.solution and each.solution.overhead,
+            "lower_bound_overhead": each.solution and each.solution.lower_bound_overhead,
+        }
+        for name, each in found.items()
+    }
 
 
 def plan_table(plan: Plan) -> Table:
