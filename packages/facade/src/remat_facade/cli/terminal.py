@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from remat_facade.report.table import Table
     from remat_graph.contexts import Context
 
+LONG = 1000  # letters of a line, above which it may have to be shortened
+
 
 def printable(text: str, encoding: str) -> str:
     """A string without control sequences: characters that are not printable or not encodable are escaped.
@@ -69,11 +71,14 @@ def complain(line: str) -> None:
     """Print one line on stderr; line breaks become spaces, and a long line is shortened."""
     from rich.console import Console
 
-    from remat_graph.errors import cut
+    line = " ".join(line.split())
+    if len(line) > LONG:
+        from remat_graph.errors import cut  # a mistyped word needs nothing of it
 
+        line = cut(line)
     with suppress(OSError):  # if stderr is closed, the exit code still reports the failure
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print(_text(console, f"remat: {cut(' '.join(line.split()))}"))
+        console.print(_text(console, f"remat: {line}"))
 
 
 def give_up_output() -> None:
