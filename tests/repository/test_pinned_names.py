@@ -538,12 +538,14 @@ def test_there_are_five_distributions() -> None:
     assert set(PROJECTS) == {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
 
 
-SOLVE = {"--budget", "--solver", "--config", "--seed", "--time-limit"}
+SOLVE = {"--budget", "--solver", "--config", "--seed", "--time-limit", "--json"}
+NAMED = {"target", "--input"}  # a model by MODULE:FACTORY or by its name
 VERBS = {
     "demo": {"--model", "--budget", "--steps", "--outputs", "--out"},
     "plan": SOLVE
+    | NAMED
     | {
-        "target",
+        "--batch",
         "--ways",
         "--outputs",
         "--gradients",
@@ -555,23 +557,31 @@ VERBS = {
         "--out",
         "--graph-out",
     },
+    "check": SOLVE | NAMED | {"--batch", "--ways", "--outputs", "--gradients", "--steps"},
     "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out"},
-    "min-budget": {"graph", "--time-limit", "--gradients"},
-    "sweep": {"graph", "--solvers", "--budgets", "--points", "--no", "--time-limit", "--csv", "--png"},
-    "max-batch": {
-        "target",
+    "min-budget": {"graph", "--time-limit", "--gradients", "--json"},
+    "sweep": NAMED
+    | {"--batch", "--platform", "--ways", "--outputs", "--solvers", "--solver", "--budgets", "--points"}
+    | {"--no", "--time-limit", "--csv", "--png", "--json"},
+    "max-batch": NAMED
+    | {
         "--budget",
+        "--device-memory",
+        "--solvers",
+        "--solver",
         "--max-overhead",
         "--first",
-        "--solver",
+        "--platform",
+        "--optimizer",
         "--time-limit",
         "--ways",
         "--outputs",
         "--gradients",
+        "--json",
     },
-    "doctor": SOLVE | {"target", "--platform", "--ways", "--outputs", "--gradients"},
+    "doctor": SOLVE | NAMED | {"--batch", "--platform", "--ways", "--outputs", "--gradients"},
     "config": {"type", "--out"},
-    "show": {"plan", "--graph", "--png", "--matrix", "--html"},
+    "show": {"plan", "--graph", "--png", "--matrix", "--html", "--json"},
     "solvers": set(),
 }
 

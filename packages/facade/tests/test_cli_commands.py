@@ -1,12 +1,13 @@
 """The command: help, configs, the list of solvers, usage errors."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from remat_facade import load_config
+from remat_facade import __version__, load_config
 from remat_facade.cli.app import main
 from remat_facade.config.types import config_types
 from remat_solvers import solver_names
@@ -58,7 +59,7 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["solve", "graph.json", "--budget", "40%", "--fast"], "--fast"),
         (["solve", "graph.json", "--budget", "40%", "--time-limit", "soon"], "--time-limit"),
         (["config", "chekmate"], "did you mean checkmate?"),
-        (["demo", "--model", "gpt5"], "gpt2 or resnet"),
+        (["demo", "--model", "gpt5"], "'gpt5' is not one of 'gpt2', 'resnet'"),
         (["demo", "--steps", "0"], "--steps"),
     ],
 )
@@ -68,3 +69,51 @@ def test_a_wrong_word_is_one_line(words: list[str], said: str, capsys: pytest.Ca
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The name and the version of the package."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"remat {__version__}\n"
+
+
+def test_a_shell_completes_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the protocol of typer, which ends the program."""
+    monkeypatch.setenv("_REMAT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "remat s")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert set(capsys.readouterr().out.split()) == {"sweep", "solve", "show", "solvers"}
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["solve", str(GPT2), "--budget", "100%", "--solver", "noremat"], {"plan"}),
+        (["min-budget", str(GPT2), "--time-limit", "1"], {"graph_name", "nbytes", "floor_nbytes"}),
+        (["sweep", str(GPT2), "--solvers", "noremat", "--budgets", "100%"], {"curves", "graph_name"}),
+        (["doctor", str(GPT2), "--solver", "noremat", "--budget", "100%", "--time-limit", "1"], {"advice"}),
+    ],
+    ids=["solve", "min-budget", "sweep", "doctor"],
+)
+def test_a_result_is_one_object(words: list[str], keys: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--json` it is all that is on stdout."""
+    assert main([*words, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert keys <= json.loads(shown.out).keys()
+    assert shown.err == ""
+
+
+def test_a_saved_plan_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files that a command writes are named in its object."""
+    path = tmp_path / "plan.json"
+    words = ["solve", str(GPT2), "--budget", "100%", "--solver", "noremat", "--plan-out", str(path)]
+    assert main([*words, "--json"]) == 0
+    solved = json.loads(capsys.readouterr().out)
+    assert solved["wrote"] == [str(path)]
+    assert main(["show", str(path), "--graph", str(GPT2), "--json"]) == 0
+    assert solved["plan"] == json.loads(capsys.readouterr().out)["plan"]

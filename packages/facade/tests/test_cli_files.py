@@ -167,7 +167,7 @@ def test_solvers_and_budgets_are_looked_at_first(capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert main(["sweep", "nowhere.json", "--solvers", "auto,nobody"]) == 2
     assert "unknown solver 'nobody'" in capsys.readouterr().err
-    assert main(["demo", "--model", "nothing", "--budget", "many"]) == 2
+    assert main(["demo", "--budget", "many"]) == 2
     assert "budget 'many'" in capsys.readouterr().err
 
 

@@ -188,7 +188,7 @@ def test_memory_that_runs_out_is_one_line(
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("remat_facade.cli.app.load_graph", full)
+    monkeypatch.setattr("remat_graph.load_graph", full)
     assert solve(UNET, "--budget", "40%") == 2
     assert "out of memory" in complaint(capsys)
 

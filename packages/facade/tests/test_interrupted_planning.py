@@ -303,13 +303,13 @@ def test_a_sweep_writes_the_budgets_so_far(
 def test_the_largest_batch_so_far() -> None:
     """With whether the search ended early; without any, the interrupt goes on."""
 
-    def search(*, on_fit: Callable[[MaxBatch], None], batches: int) -> MaxBatch:
+    def search(*, solver: str, on_fit: Callable[[MaxBatch], None], batches: int) -> MaxBatch:
         for batch in range(1, batches + 1):
             on_fit(MaxBatch(batch=batch, solution=None, refused=None))
         raise KeyboardInterrupt
 
     found, ended_early = largest(partial(search, batches=3))
-    assert (found.batch, ended_early) == (3, True)
+    assert ({"auto": 3}, True) == ({name: each.batch for name, each in found.items()}, ended_early)
     with pytest.raises(KeyboardInterrupt):
         largest(partial(search, batches=0))
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import remat_command
 from remat_graph import load_plan, save_graph
 from remat_graph.testing.random_graphs import random_graph
-from remat_solvers import command, solver_names
+from remat_solvers import solver_names
 
 GRAPH = random_graph(5, 9)
 
@@ -18,7 +19,7 @@ GRAPH = random_graph(5, 9)
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no other distribution takes the command over."""
-    monkeypatch.setattr(command, "entry_points", lambda group: ())
+    monkeypatch.setattr(remat_command, "entry_points", lambda group: ())
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line on stderr of a command that is refused."""
-    assert command.main(words) == 2
+    assert remat_command.main(words) == 2
     out, err = capsys.readouterr()
     assert ("", 1) == (out, err.count("\n")), err
     assert err.startswith("remat: ")
@@ -41,7 +42,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_plan_is_shown_and_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file holds a plan of the graph within the budget."""
     words = ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "plan.json"]
-    assert command.main(words) == 0
+    assert remat_command.main(words) == 0
     plan = load_plan(folder / "plan.json", GRAPH)
     assert plan.budget_nbytes == plan.noremat_peak_nbytes
     assert f"{plan.summary()}\nwrote plan.json\n" == capsys.readouterr().out
@@ -49,10 +50,12 @@ def test_a_plan_is_shown_and_written(folder: Path, capsys: pytest.CaptureFixture
 
 def test_the_smallest_budget_has_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And recomputes; below the floor there is none, which is an error that names it."""
-    assert command.main(["min-budget", "graph.json"]) == 0
+    assert remat_command.main(["min-budget", "graph.json"]) == 0
     smallest, floor, *_ = capsys.readouterr().out.splitlines()
     nbytes, floor_nbytes = (int(line.split("(")[1].split()[0]) for line in (smallest, floor))
-    assert command.main(["solve", "graph.json", "--budget", str(nbytes), "--plan-out", "plan.json"]) == 0
+    assert (
+        remat_command.main(["solve", "graph.json", "--budget", str(nbytes), "--plan-out", "plan.json"]) == 0
+    )
     capsys.readouterr()
     plan = load_plan(folder / "plan.json", GRAPH)
     assert plan.peak_nbytes == nbytes < plan.noremat_peak_nbytes
@@ -61,7 +64,7 @@ def test_the_smallest_budget_has_a_plan(folder: Path, capsys: pytest.CaptureFixt
 
 def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """By name, with what it does."""
-    assert command.main(["solvers"]) == 0
+    assert remat_command.main(["solvers"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert list(solver_names()) == [line.split()[0] for line in lines]
     assert all(len(line.split()) > 2 for line in lines)
@@ -92,9 +95,9 @@ def test_a_mistake_is_one_line(words: list[str], part: str, capsys: pytest.Captu
 
 def test_help_and_no_words(capsys: pytest.CaptureFixture[str]) -> None:
     """Both list the commands."""
-    assert command.main(["--help"]) == 0
+    assert remat_command.main(["--help"]) == 0
     helped = capsys.readouterr().out
-    assert command.main([]) == 0
+    assert remat_command.main([]) == 0
     assert helped == capsys.readouterr().out
     assert {"solve", "min-budget", "solvers"} <= set(helped.split())
 
@@ -106,17 +109,19 @@ def took_over(words: Sequence[str]) -> int:
 
 def test_a_registered_command_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the words, and its exit code counts."""
-    point = EntryPoint(name="remat", value=f"{__name__}:took_over", group=command.GROUP)
+    point = EntryPoint(name="remat", value=f"{__name__}:took_over", group=remat_command.GROUP)
     monkeypatch.setattr(EntryPoint, "load", lambda _: took_over)
-    monkeypatch.setattr(command, "entry_points", lambda group: [point] if group == command.GROUP else [])
-    assert command.main(["a", "b", "c"]) == 3
+    monkeypatch.setattr(
+        remat_command, "entry_points", lambda group: [point] if group == remat_command.GROUP else []
+    )
+    assert remat_command.main(["a", "b", "c"]) == 3
 
 
 def test_no_torch_is_imported() -> None:
     """A plan of a saved graph, in a new process."""
     code = (
         "import sys; from remat_solvers import command; command.entry_points = lambda group: (); "
-        "code = command.main(['solve', 'graph.json', '--budget', '100%', '--solver', 'greedy']); "
+        "code = remat_command.main(['solve', 'graph.json', '--budget', '100%', '--solver', 'greedy']); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -38,19 +38,6 @@ def cut(text: str, most: int = _MOST_TEXT) -> str:
     return f"{text[: most - tail - 5]} ... {text[-tail:]}"
 
 
-def printable(text: str, encoding: str) -> str:
-    """A string without control sequences: characters that are not printable or not encodable are escaped.
-
-    Args:
-        text: any string, possibly from a file, a model or a solver; line breaks are kept.
-        encoding: of the output.
-    """
-    safe = "".join(
-        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
-    )
-    return safe.encode(encoding, "backslashreplace").decode(encoding)
-
-
 class RematError(Exception):
     """Base of every error that remat raises on purpose; its text is one line that says what to do.
 
@@ -180,14 +167,18 @@ class BadBudget(RematError):
         problem: what is wrong with it.
         share: whether a share of a step's peak would be accepted here.
         auto: whether ``"auto"`` would be accepted here.
+        meant: what the user probably means, as they would write it; empty if unknown.
     """
 
     budget: str
     problem: str
     share: bool = True
     auto: bool = False
+    meant: str = ""
 
     def __str__(self) -> str:
+        if self.meant:
+            return f"budget {self.budget}: {self.problem}; did you mean {self.meant}?"
         wanted = ["whole bytes such as 2147483648", 'a size such as "2GiB" or "800MB"']
         if self.share:
             wanted.append('a share of the unplanned peak such as "40%"')

@@ -1,17 +1,14 @@
-"""The script `remat`, and what it does where remat-facade is not installed: saved graphs, without torch.
-
-One distribution owns the script, or two would overwrite each other's. It is this one, which the facade needs.
-What the facade registers in the entry-point group ``remat.command`` gets the whole command line.
-"""
+"""What the script `remat` does where remat-facade is not installed: plan saved graphs, without torch."""
 
 import sys
 import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+from remat_command import printable
 from remat_graph import (
     Plan,
     RematError,
@@ -21,12 +18,10 @@ from remat_graph import (
     resolve_budget,
     save_plan,
 )
-from remat_graph.errors import cut, printable, text_of
+from remat_graph.errors import cut, text_of
 from remat_solvers.protocol import Deadline
 from remat_solvers.registry import get_solver, solver_names
 from remat_solvers.solve import solve
-
-GROUP = "remat.command"
 
 USER_ERROR, INTERRUPTED = 2, 130
 """Exit codes: an error of the user, and Ctrl-C."""
@@ -35,15 +30,11 @@ LIMIT_S = 20.0
 """Seconds for a search if no limit is given."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, that of the facade if it is installed, and return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    for point in entry_points(group=GROUP):
-        code: int = point.load()(words)
-        return code
+def main(words: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
-        return _run(words or ["--help"])
+        return _run(list(words) or ["--help"])
 
 
 def _run(words: list[str]) -> int:

@@ -134,10 +134,19 @@ def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., A
         return outcome.runs
     add_note(
         outcome.error,
-        f"raised{where(outcome.error, module)} while this call was planned; the original raises the same "
-        "when it is called alone: give inputs that it accepts",
+        f"raised{where(outcome.error, module)} while this call{_shapes(tensors)} was planned; the original "
+        "raises the same when it is called alone: give inputs that it accepts",
     )
     try:
         raise outcome.error
     finally:
         del outcome  # a reference cycle through its traceback would hold the user's tensors
+
+
+def _shapes(tensors: Tensors, most: int = 3) -> str:
+    """The shapes of the inputs of a call, as text to append; empty if there are none."""
+    shapes = [str(tuple(tensor.shape)) for tensor in tensors.arguments]
+    if not shapes:
+        return ""
+    more = f" and {len(shapes) - most} more" if len(shapes) > most else ""
+    return f" with inputs of shape {', '.join(shapes[:most])}{more}"

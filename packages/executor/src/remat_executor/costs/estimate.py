@@ -18,6 +18,7 @@ from remat_executor.costs.check_platform import check_platform
 from remat_executor.errors import BadInput
 from remat_executor.inspection.devices import check_device
 from remat_executor.inspection.fake_module import with_fake_tensors
+from remat_executor.translation.dropped_outputs import OutputsState, check_outputs
 from remat_executor.translation.translate import translate
 from remat_executor.ways.registry import families
 from remat_executor.ways.substitution import Family
@@ -33,6 +34,7 @@ def estimated_graph(
     device: torch.device | str = "cpu",
     differentiate: Iterable[int] | None = None,
     ways: Iterable[Family] | None = None,
+    outputs: OutputsState = "kept",
 ) -> Graph:
     """Trace a training step from shapes.
 
@@ -44,6 +46,7 @@ def estimated_graph(
         device: the device whose operators are traced; ``cuda`` on machines without one, too.
         differentiate: indices among the output tensors that get gradients; None: a scalar in front, else all.
         ways: families of other ways to run ops, of which plans may choose; None for all that are exact.
+        outputs: "dropped" if the caller drops the outputs that are not differentiated before the backward.
 
     Raises:
         BadInput: the model is not an `nn.Module`, or this machine does not have the device.
@@ -52,6 +55,7 @@ def estimated_graph(
     if not isinstance(model, nn.Module):
         raise BadInput(problem=f"the model is a {type(model).__name__}, not an nn.Module", advice="wrap it")
     check_platform(platform)
+    check_outputs(outputs)
     device = torch.device(device)
     absent = device if device.type == "cuda" and not _has_cuda() else None
     if absent is None:
@@ -63,7 +67,13 @@ def estimated_graph(
         conditions = (("estimate", device.type), ("training", str(model.training)))
         name = type(model).__name__
         found = translate(
-            captured, tensors, name=name, conditions=conditions, absent=absent, families=families(ways)
+            captured,
+            tensors,
+            name=name,
+            conditions=conditions,
+            absent=absent,
+            families=families(ways),
+            outputs=outputs,
         )
     costs = {
         (i, k): op_cost(found, found.graph, i, k)

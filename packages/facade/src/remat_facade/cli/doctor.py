@@ -1,23 +1,22 @@
 """The command `remat doctor`: where planning time goes, and what binds memory."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from remat_facade.cli import options
-from remat_facade.cli.terminal import progress, say, show
-from remat_facade.planning.method import Method, choose_method
-from remat_facade.planning.planner import Progress
-from remat_graph import Budget, Graph, Platform, find_platform, load_graph
+from remat_facade.cli.terminal import progress
 
 if TYPE_CHECKING:  # help imports nothing heavy
+    from remat_facade.cli.saved_or_model import SavedOrModel
+    from remat_facade.planning.planner import Progress
     from remat_facade.report.doctor import Stopwatch
+    from remat_graph import Graph
 
 
 def doctor(
     target: options.StepArgument,
     budget: options.BudgetOption = "40%",
+    input: options.InputOption = None,
+    batch: options.BatchOption = None,
     solver: options.SolverOption = None,
     config: options.ConfigOption = None,
     seed: options.SeedOption = 0,
@@ -26,48 +25,53 @@ def doctor(
     ways: options.WaysOption = None,
     outputs: options.OutputsOption = None,
     gradients: options.GradientsOption = None,
+    json: options.JsonOption = False,
 ) -> None:
     """Explain what binds memory and where planning time goes; a saved graph needs no torch."""
+    import attrs
+
+    from remat_facade.cli.checks import check_budget, check_graph_budget, check_method
+    from remat_facade.cli.output import CommandOutput
+    from remat_facade.cli.results import plan_facts, table_facts
+    from remat_facade.cli.saved_or_model import SavedOrModel, is_saved
+    from remat_facade.planning.method import choose_method
+    from remat_facade.report.doctor import Stopwatch, diagnose
+    from remat_facade.report.doctor_page import advice, doctor_tables
+    from remat_graph import Budget
+
     Budget.parse(budget)
-    saved = not target.endswith(".py") and (Path(target).is_file() or ":" not in target)
-    of_model = {"--platform": platform, "--ways": ways, "--outputs": outputs}
-    given = [name for name, value in of_model.items() if value is not None]
-    if saved and given:
-        raise typer.BadParameter(f"{given[0]} is for a model: give MODULE:FACTORY, or leave it out")
-    times = None if platform is None else find_platform(platform)
+    if not is_saved(target, input):
+        check_budget(budget)
+    step = SavedOrModel.parse(target, platform=platform, ways=ways, outputs=outputs, input=input, batch=batch)
     method = choose_method(
         "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
     )
-    with progress(f"reading {target}") as update:
-        from remat_facade.report.doctor import Stopwatch, diagnose
-        from remat_facade.report.doctor_page import advice, doctor_tables
+    check_method(method)
+    with CommandOutput(as_json=json) as output:
+        with progress(f"reading {target}") as update:
+            watch = Stopwatch()
+            step = attrs.evolve(step, ways=method.ways, outputs=method.outputs)
+            graph, measured = _watched(step, watch, update)
+            check_graph_budget(budget, graph)
+            found = diagnose(graph, budget, method, watch=watch, measured=measured, on_progress=update)
+        tables, lines = doctor_tables(found), advice(found)
+        output.facts |= {
+            "plan": plan_facts(found.plan),
+            "asked_nbytes": found.asked_nbytes,
+            "smallest_nbytes": found.smallest.nbytes,
+            "floor_nbytes": found.floor.nbytes,
+            "tables": [table_facts(table) for table in tables],
+            "advice": lines,
+        }
+        output.show(*tables)
+        for line in lines:
+            output.say(f"- {line}")
 
-        watch, measured = Stopwatch(), None
-        if saved:
-            graph = load_graph(target)
-        else:
-            graph, measured = _captured(target, budget, method, times, watch, update)
-        found = diagnose(graph, budget, method, watch=watch, measured=measured, on_progress=update)
-    for table in doctor_tables(found):
-        show(table)
-    for line in advice(found):
-        say(f"- {line}")
 
-
-def _captured(
-    target: str, budget: str, method: Method, times: Platform | None, watch: "Stopwatch", update: Progress
-) -> tuple[Graph, tuple[int, int]]:
-    """The measured graph of a model; how many kinds of its ops were measured now, and how many it has."""
-    from remat_executor import step_graph
-    from remat_facade.cli.target import load_target
-    from remat_facade.entrypoints.inputs import as_call, check_model
-    from remat_facade.entrypoints.model_budget import check_model_budget
-    from remat_facade.entrypoints.options import families_of
-
-    check_model_budget(budget)
-    model, sample, sample_kwargs = load_target(target)
-    args, kwargs = as_call(sample, sample_kwargs)
-    check_model(model, args, kwargs)
+def _watched(
+    step: "SavedOrModel", watch: "Stopwatch", update: "Progress"
+) -> "tuple[Graph, tuple[int, int] | None]":
+    """The graph; how many kinds of a model's ops were measured now, and how many it has."""
     known: list[tuple[int, int]] = []  # kinds whose costs were known, and all
 
     def stage(what: str, done: int, total: int) -> None:
@@ -79,15 +83,9 @@ def _captured(
             watch.end("capture")
 
     watch.skip()
-    graph = step_graph(
-        model,
-        args,
-        kwargs,
-        platform=times,
-        on_progress=stage,
-        ways=families_of(method.ways),
-        outputs=method.outputs,
-    )
-    watch.end("measuring")
-    first, total = known[0]
-    return graph, (total - first, total)
+    graph = step.load(update, stage)
+    if step.saved:
+        watch.skip()
+        return graph, None
+    watch.end("measuring" if known else "estimating")
+    return graph, (known[0][1] - known[0][0], known[0][1]) if known else None

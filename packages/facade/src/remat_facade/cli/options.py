@@ -18,13 +18,24 @@ def seconds(given: float | None) -> float | None:
 BudgetOption = Annotated[
     str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak such as "40%".')
 ]
-SizeOption = Annotated[str, typer.Option(help='Bytes, "2GiB" or "800MB".')]
+StepSizeOption = Annotated[str | None, typer.Option(metavar="SIZE", help='Bytes of a step: "2GiB", "800MB".')]
+WholeDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Instead of a budget: memory of a device, which also holds parameters, gradients and optimizer "
+        "states.",
+    ),
+]
 BudgetOrAutoOption = Annotated[
     str,
     typer.Option(
         help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": the free memory '
         "less gradients and optimizer states."
     ),
+]
+SolversOption = Annotated[
+    str, typer.Option("--solvers", "--solver", metavar="A,B,...", help="Methods to compare.")
 ]
 SolverOption = Annotated[
     str | None, typer.Option(help="The planning method; `remat solvers` lists all. [default: auto]")
@@ -71,23 +82,46 @@ OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the 
 GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A graph, saved or of the corpus.")]
 TargetArgument = Annotated[
     str,
-    typer.Argument(metavar="MODULE:FACTORY", help="A function that returns (model, sample): train.py:make."),
+    typer.Argument(
+        metavar="MODULE:FACTORY",
+        help="A function that returns (model, sample): train.py:make. With --input the name of a model: "
+        "torchvision.models.resnet50.",
+    ),
 ]
 StepArgument = Annotated[
     str,
     typer.Argument(
-        metavar="GRAPH.json|MODULE:FACTORY", help="A saved graph, or a function that returns (model, sample)."
+        metavar="GRAPH.json|MODULE:FACTORY",
+        help="A saved graph, or a function that returns (model, sample). With --input the name of a model.",
     ),
 ]
 BatchTargetArgument = Annotated[
     str,
-    typer.Argument(metavar="MODULE:FACTORY", help="Function of a batch size that returns (model, sample)."),
+    typer.Argument(
+        metavar="MODULE:FACTORY",
+        help="A function of a batch size that returns (model, sample). With --input the name of a model.",
+    ),
 ]
+InputOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AxBxC",
+        help="Shape of one sample, such as 3x224x224, or length of a sequence. The model is then built by "
+        "its name, with random weights, and gets random inputs.",
+    ),
+]
+BatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Batch size, with --input or for a FACTORY that takes one.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 TypeArgument = Annotated[
     str,
     typer.Argument(
         metavar="TYPE", help="auto, noremat, rotor, checkmate, monet, rockmate, hilp, hiremate or offmate."
     ),
+]
+OptimizerOption = Annotated[
+    str, typer.Option(metavar="NAME", help="The optimizer whose states count, such as sgd.")
 ]
 DeviceMemoryOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory of the training device. [default: this device's]")

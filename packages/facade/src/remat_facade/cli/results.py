@@ -1,36 +1,55 @@
-"""Show the results of commands, and write them to files."""
+"""The results of commands: plans as tables and facts, and the files of plans."""
 
 from pathlib import Path
+from typing import Any
 
-from remat_facade.cli.terminal import say, show
-from remat_facade.files import save_to, write_whole
-from remat_facade.report.table import plan_table, rounding_table
+from remat_facade.cli.output import CommandOutput
+from remat_facade.planning.interrupts import interrupted
+from remat_facade.report.table import Table, plan_table, rounding_table
 from remat_graph import Graph, Plan, save_order, save_plan
 
 
-def deliver(made: Plan, plan_out: Path | None, order_out: Path | None = None) -> None:
+def deliver(output: CommandOutput, made: Plan, plan_out: Path | None, order_out: Path | None = None) -> None:
     """Show a plan; write the plan and its order to the given paths."""
-    show(plan_table(made))
+    output.facts["plan"] = plan_facts(made)
+    output.show(plan_table(made))
     if made.rounding:
-        show(rounding_table(made))
-    if plan_out is not None:
-        say(f"wrote {save_to(plan_out, lambda path: save_plan(made, path))}")
-    if order_out is not None:
-        say(f"wrote {save_to(order_out, lambda path: save_order(made.schedule.order, path))}")
+        output.show(rounding_table(made))
+    output.save(plan_out, lambda path: save_plan(made, path))
+    output.save(order_out, lambda path: save_order(made.schedule.order, path))
 
 
-def draw(graph: Graph, made: Plan, png: Path | None, matrix: Path | None, html: Path | None) -> None:
+def draw(
+    output: CommandOutput, graph: Graph, made: Plan, png: Path | None, matrix: Path | None, html: Path | None
+) -> None:
     """Write the pictures and the HTML page of a plan to the given paths."""
-    if png is not None:
+    if png or matrix or html:
         from remat_facade.report import picture  # imports matplotlib
-
-        say(f"wrote {write_whole(png, picture.png(picture.draw(graph, made)))}")
-    if matrix is not None:
-        from remat_facade.report import picture
+        from remat_facade.report.html import page
         from remat_facade.report.matrix import draw_matrix
 
-        say(f"wrote {write_whole(matrix, picture.png(draw_matrix(graph, made)))}")
-    if html is not None:
-        from remat_facade.report.html import page
+        output.write(png, lambda: picture.png(picture.draw(graph, made)))
+        output.write(matrix, lambda: picture.png(draw_matrix(graph, made)))
+        output.write(html, lambda: page(graph, made))
 
-        say(f"wrote {write_whole(html, page(graph, made))}")
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """The figures of a plan by the names of its attributes, without its schedule."""
+    names = (
+        *("graph_name", "solver", "platform", "grads", "budget_nbytes", "peak_nbytes", "live_peak_nbytes"),
+        *("noremat_peak_nbytes", "gradient_nbytes", "time_s", "noremat_time_s", "noremat_step_s"),
+        *("recomputed_s", "overhead", "recomputed_overhead", "lower_bound_s", "lower_bound_overhead", "gap"),
+        *("deadline_hit", "switched", "rounding", "layers", "ways"),
+    )
+    runs = plan.schedule.order
+    counts = {"ops": len(set(runs)), "runs": len(runs), "interrupted": interrupted(plan)}
+    return {name: getattr(plan, name) for name in names} | counts
+
+
+def table_facts(table: Table) -> dict[str, Any]:
+    """A table whose rows are objects: the first column is ``name``, if it has no head."""
+    heads = [
+        head or ("name" if index == 0 else f"column_{index}") for index, head in enumerate(table.columns)
+    ]
+    rows = [dict(zip(heads, row, strict=True)) for row in table.rows]
+    return {"title": table.title, "rows": rows, "note": table.note}

@@ -1,11 +1,28 @@
 """Searches of commands that keep what is known when Ctrl-C ends them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 
+from remat_facade.planning.method import default_limit_s
 from remat_graph import Graph
-from remat_solvers import BudgetPoint, MaxBatch, bounds_of, pareto
+from remat_solvers import (
+    BudgetPoint,
+    Deadline,
+    MaxBatch,
+    Problem,
+    Solution,
+    Solver,
+    bounds_of,
+    get_solver,
+    pareto,
+)
+
+Solve = Callable[[Solver, Problem, Deadline | None], Solution]
+"""Runs a solver."""
+
+SIZE_SHARE = 0.25  # of the limit of a plan, for one size of a batch: 5 s up to 1,000 ops
 
 
 class EndedEarly(Exception):
@@ -57,19 +74,51 @@ def swept(
         return Sweep(curves=curves, bounds=bounds, ended_early=True)
 
 
-def largest(search: Callable[..., MaxBatch]) -> tuple[MaxBatch, bool]:
-    """The result of a search for the largest batch; after Ctrl-C, the largest until then, and True.
+def largest(
+    search: Callable[..., MaxBatch], solvers: Sequence[str] = ("auto",)
+) -> tuple[dict[str, MaxBatch], bool]:
+    """The largest batch by each method; after Ctrl-C, the largest until then, and True.
 
     Args:
-        search: `max_batch` with all arguments but ``on_fit``.
+        search: `max_batch` with all arguments but ``solver`` and ``on_fit``.
+        solvers: names of methods.
 
     Raises:
         KeyboardInterrupt: no batch is known to fit yet.
     """
-    found: list[MaxBatch] = []
+    found: dict[str, MaxBatch] = {}
     try:
-        return search(on_fit=found.append), False
+        for name in solvers:
+            found[name] = search(solver=name, on_fit=partial(found.__setitem__, name))
     except KeyboardInterrupt:
         if not found:
             raise
-        return found[-1], True
+        return found, True
+    return found, False
+
+
+def at_most(solve: Solve, seconds: float | None) -> Solve:
+    """The function with a limit for one size of a batch, because `largest` plans many.
+
+    Args:
+        solve: runs a solver.
+        seconds: the limit that the user gives; None for a share of the limit of a plan.
+    """
+
+    def limited(solver: Solver, problem: Problem, deadline: Deadline | None) -> Solution:
+        limit_s = SIZE_SHARE * default_limit_s(len(problem.graph.ops)) if seconds is None else seconds
+        return solve(solver, problem, Deadline(limit_s))
+
+    return limited
+
+
+def methods_of(text: str) -> list[str]:
+    """The names of methods that a string lists, each once.
+
+    Raises:
+        UnknownSolver: no solver has such a name.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        get_solver(name)
+    return names

@@ -1,61 +1,163 @@
-"""Load ``MODULE:FACTORY`` of the command line: a user's function that returns a model and a sample."""
+"""The model that a command plans: ``MODULE:FACTORY`` of the user, or the name of a model with ``--input``."""
 
+import difflib
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
+
 from remat_facade.errors import BadTarget
 from remat_graph.errors import text_of
 
+MOST_NAMES = 12  # of a module, in an error
+MOST_SIZE = 2**31  # of one dimension
 
-def load_target(target: str, *args: Any) -> tuple[Any, Any, Any]:
-    """Call the factory that `target` names.
+_WITH_TORCHVISION = frozenset({"torchvision", "transformers", "timm"})  # they import torchvision
 
-    Args:
-        target: ``package.module:function`` or ``path/to/file.py:function``.
-        *args: arguments of the factory.
 
-    Returns:
-        Model, sample, and keyword inputs or None.
+@attrs.frozen(kw_only=True)
+class Target:
+    """What the command line names.
 
-    Raises:
-        BadTarget: the function does not exist, fails, or returns something else.
+    Attributes:
+        name: ``package.module:function`` or ``path/to/file.py:function``; with an input also
+            ``package.module.function``.
+        shape: of one sample, without the batch; None if the function returns the sample too.
+        batch: the batch size; None if the function takes none.
     """
-    place, colon, name = target.rpartition(":")
-    if not (colon and place and name):
-        raise BadTarget(
-            target=target, problem="expected MODULE:FACTORY, such as train.py:make or package.train:make"
-        )
-    module = _guarded(target, "importing it", lambda: _module(target, place))
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        known = ", ".join(n for n, found in vars(module).items() if callable(found) and not n.startswith("_"))
-        raise BadTarget(target=target, problem=f"{place} has no function {name}; it has {known or 'none'}")
-    made = _guarded(target, f"calling {name}({', '.join(map(repr, args))})", lambda: factory(*args))
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
-        came = (
-            f"{len(made)} values" if isinstance(made, tuple) else f"an object of type {type(made).__name__}"
-        )
-        problem = f"{name}() returned {came}; expected (model, sample) or (model, sample, kwargs)"
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    batch: int | None = None
+
+    @classmethod
+    def parse(cls, name: str, shape: str | None = None, batch: int | None = None) -> "Target":
+        """The target of the command line; whatever is wrong without importing its module is raised here.
+
+        Raises:
+            BadTarget: the name or the shape is of another form, or there is no such file or package.
+        """
+        target = cls(name=name, shape=None if shape is None else _shape(name, shape), batch=batch)
+        place, _ = target._split()
+        if place.endswith(".py"):
+            if not Path(place).is_file():
+                raise BadTarget(target=name, problem=f"no such file {place}: check the path")
+        elif _spec(place.partition(".")[0]) is None:
+            package = place.partition(".")[0]
+            raise BadTarget(
+                target=name, problem=f"No module named {package!r}: install it, or check the name"
+            )
+        return target
+
+    def load(self, batch: int | None = None, *, meta: bool = False) -> tuple[Any, Any, Any]:
+        """Build the model and its sample.
+
+        Args:
+            batch: replaces the target's.
+            meta: build a model that is named with an input on the meta device, where it has no values.
+
+        Returns:
+            Model, sample, and keyword inputs or None.
+
+        Raises:
+            BadTarget: the function does not exist, fails, or returns something else.
+        """
+        place, name = self._split()
+        if self.shape is not None and place.partition(".")[0] in _WITH_TORCHVISION:
+            from remat_facade.demo.tasks import import_torchvision
+
+            import_torchvision()
+        module = _guarded(self.name, "importing it", lambda: _module(self.name, place))
+        # A lazy module, such as transformers, imports at this point.
+        factory = _guarded(self.name, f"importing {name}", lambda: getattr(module, name, None))
+        if not callable(factory):
+            raise BadTarget(
+                target=self.name, problem=f"{place} has no function {name}; {_names(module, name)}"
+            )
+        batch = self.batch if batch is None else batch
+        if self.shape is not None:
+            from remat_facade.cli.named_model import built
+
+            shape = self.shape
+            doing = f"building {name} for an input of {'x'.join(map(str, shape))}"
+            call = partial(built, self.name, factory, shape, batch or 1, meta=meta)
+            named: tuple[Any, Any, Any] = _guarded(self.name, doing, call)
+            return named
+        args = () if batch is None else (batch,)
+        made = _guarded(self.name, f"calling {name}({', '.join(map(repr, args))})", lambda: factory(*args))
+        if not isinstance(made, tuple) or len(made) not in (2, 3):
+            came = (
+                f"{len(made)} values"
+                if isinstance(made, tuple)
+                else f"an object of type {type(made).__name__}"
+            )
+            problem = f"{name}() returned {came}; expected (model, sample) or (model, sample, kwargs)"
+            advice = "" if isinstance(made, tuple) else "for a model alone give --input, such as 3x224x224"
+            raise BadTarget(target=self.name, problem=problem, advice=advice)
+        model, sample, *rest = made
+        return model, sample, rest[0] if rest else None
+
+    def _split(self) -> tuple[str, str]:
+        """The module and the name in it."""
+        place, colon, name = self.name.rpartition(":")
+        if not colon and self.shape is not None:
+            place, _, name = self.name.rpartition(".")
+        if not (place and name):
+            problem = (
+                "expected MODULE:FACTORY, such as train.py:make or package.train:make; a model's name, "
+                "such as torchvision.models.resnet50, needs --input 3x224x224"
+            )
+            raise BadTarget(target=self.name, problem=problem)
+        return place, name
+
+
+def _shape(target: str, text: str) -> tuple[int, ...]:
+    sizes = [int(size) if size.isdecimal() else 0 for size in text.strip().lower().split("x")]
+    if not all(0 < size < MOST_SIZE for size in sizes):
+        problem = f"--input {text!r:.40} is not a shape: give sizes such as 3x224x224, or a length: 128"
         raise BadTarget(target=target, problem=problem)
-    model, sample, *rest = made
-    return model, sample, rest[0] if rest else None
+    return tuple(sizes)
+
+
+def _names(module: ModuleType, name: str) -> str:
+    """What a module has instead of a name."""
+    known = [each for each in dir(module) if not each.startswith("_")]
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"it has {close[0]}: did you mean that?"
+    functions = [each for each, found in vars(module).items() if each in known and callable(found)]
+    return f"it has {', '.join(functions[:MOST_NAMES]) or 'none'}"
+
+
+def _spec(package: str) -> object:
+    """Where a package is; None if there is none."""
+    if package in sys.modules:
+        return package
+    _search_here()
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+
+
+def _search_here() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
 
 
 def _module(target: str, place: str) -> ModuleType:
     if not place.endswith(".py"):
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` does
+        _search_here()
         return importlib.import_module(place)
     path = Path(place)
-    if not path.is_file():
-        raise BadTarget(target=target, problem=f"no such file {place}: check the path")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise BadTarget(target=target, problem=f"{place} cannot be imported: give a Python file")

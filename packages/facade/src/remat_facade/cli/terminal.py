@@ -1,27 +1,39 @@
-"""The terminal side of the command: tables on stdout, progress and errors on stderr."""
+"""The terminal side of the command: tables on stdout, progress and errors on stderr.
+
+What a function needs is imported in it, so that help starts quickly.
+"""
 
 import os
 import sys
 from collections.abc import Generator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
+from remat_command import printable
 
-from remat_facade.planning.planner import Progress
-from remat_facade.report.table import Table
-from remat_graph.contexts import context
-from remat_graph.errors import cut, printable
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from remat_facade.planning.planner import Progress
+    from remat_facade.report.table import Table
+    from remat_graph.contexts import Context
+
+LONG = 1000  # letters of a line, above which it may have to be shortened
 
 
-def _text(console: Console, text: str, style: str = "") -> Text:
+def _text(console: "Console", text: str, style: str = "") -> "Text":
+    from rich.text import Text
+
     return Text(printable(text, console.encoding), style=style)
 
 
-def show(table: Table) -> None:
+def show(table: "Table") -> None:
     """Print a table on stdout."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
     console = Console(highlight=False)
     rich = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(table.columns):
@@ -38,15 +50,24 @@ def show(table: Table) -> None:
 
 def say(line: str) -> None:
     """Print one line on stdout."""
+    from rich.console import Console
+
     console = Console(highlight=False, soft_wrap=True)
     console.print(_text(console, line))
 
 
 def complain(line: str) -> None:
     """Print one line on stderr; line breaks become spaces, and a long line is shortened."""
+    from rich.console import Console
+
+    line = " ".join(line.split())
+    if len(line) > LONG:
+        from remat_graph.errors import cut  # a mistyped word needs nothing of it
+
+        line = cut(line)
     with suppress(OSError):  # if stderr is closed, the exit code still reports the failure
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print(_text(console, f"remat: {cut(' '.join(line.split()))}"))
+        console.print(_text(console, f"remat: {line}"))
 
 
 def give_up_output() -> None:
@@ -57,9 +78,16 @@ def give_up_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@context
-def progress(first: str) -> Generator[Progress, None, None]:
+def progress(first: str) -> "Context[Progress]":
     """Show the current work on a terminal; show nothing if stderr is a file."""
+    from remat_graph.contexts import context
+
+    return context(_status)(first)
+
+
+def _status(first: str) -> "Generator[Progress, None, None]":
+    from rich.console import Console
+
     console = Console(stderr=True)
     spinner = "dots" if console.encoding.startswith("utf") else "line"
     with console.status(_text(console, first), spinner=spinner) as status:

@@ -47,7 +47,7 @@ def get_task(name: str) -> Task:
 
 def gpt2(layers: int = 6, width: int = 128, batch: int = 8, length: int = 128) -> Task:
     """A small GPT-2 of Hugging Face with dropout, on the bytes of Python's standard library."""
-    _import_torchvision()  # transformers imports torchvision if it is installed
+    import_torchvision()  # transformers imports torchvision if it is installed
     transformers = _import("transformers", "the GPT-2 demo")
     text = _library_text()
 
@@ -89,7 +89,7 @@ def resnet(batch: int = 16, size: int = 96) -> Task:
     On images this small the peak of a ResNet-18 is mostly gradients and the backward of its first layer,
     which no plan can lower; its smallest budget is 66 %.
     """
-    torchvision = _import_torchvision()
+    torchvision = import_torchvision()
     if torchvision is None:
         raise MissingExtra(library="torchvision", wanted_for="the ResNet demo")
     datasets = _import("sklearn.datasets", "the ResNet demo", library="scikit-learn")
@@ -146,7 +146,7 @@ def _import(module: str, wanted_for: str, library: str = "") -> Any:
         raise MissingExtra(library=library or module, wanted_for=wanted_for) from error
 
 
-def _import_torchvision() -> ModuleType | None:
+def import_torchvision() -> ModuleType | None:
     """Import torchvision even if its compiled operators do not match the installed torch (a CPU build).
 
     Its Python code then lacks the schemas of two operators; no model of the demo calls them.

@@ -26,7 +26,23 @@ def check_model_budget(budget: BudgetLike) -> None:
         parsed = Budget.parse(budget)
     except BadBudget as error:
         raise attrs.evolve(error, auto=True) from None
-    small = parsed.nbytes is not None and parsed.nbytes < LEAST_BARE_NBYTES
-    if small and isinstance(budget, str) and not re.search(r"[a-z%]\s*$", budget, re.IGNORECASE):
+    meant = meant_by(budget)
+    if meant:
         problem = f"has no unit, so it would be {format_nbytes(parsed.nbytes or 0)}"
-        raise BadBudget(budget=parsed.text, problem=problem, auto=True)
+        raise BadBudget(budget=parsed.text, problem=problem, meant=meant)
+
+
+def meant_by(size: BudgetLike, *, share: bool = True) -> str:
+    """What a valid budget below 1024 bytes without a unit may mean; empty for any other budget.
+
+    Args:
+        size: the budget.
+        share: whether it may be a percentage.
+    """
+    if not isinstance(size, str) or re.search(r"[a-z%]\s*$", size, re.IGNORECASE):
+        return ""
+    if (Budget.parse(size).nbytes or 0) >= LEAST_BARE_NBYTES:
+        return ""
+    number = size.strip().removeprefix("+")
+    percent = [f'"{number}%"'] if share else []
+    return " or ".join([*percent, f'"{number}GiB"'])

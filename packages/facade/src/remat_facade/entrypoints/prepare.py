@@ -3,21 +3,32 @@
 from os import PathLike
 
 import attrs
+import torch
 from torch import nn
 
-from remat_executor import BadInput, PlannedModule, step_graph
+from remat_executor import BadInput, PlannedModule, estimated_graph, step_graph
 from remat_executor.module.gradient_states import GradientsState
 from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
 from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.options import CostOptions, PlanOptions, families_of
 from remat_facade.errors import BadModel
-from remat_facade.planning.memory_fit import Fit, auto_budget, fit_of, nbytes_of, total_nbytes
+from remat_facade.planning.memory_fit import Fit, auto_budget, budget_on, fit_of, total_nbytes
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
-from remat_graph import Grads, Graph, Plan, load_plan
+from remat_graph import Grads, Graph, Plan, Platform, load_plan
 from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
+
+META = torch.device("meta")
+
+ESTIMATED_DEVICE = "cuda"
+"""The kind of device of all platforms, for which the step of a model on the meta device is estimated."""
+
+
+def is_estimated(model: nn.Module, platform: Platform | None) -> bool:
+    """Whether the step of a model is estimated from shapes: the model has no values, and times are given."""
+    return platform is not None and any(parameter.is_meta for parameter in model.parameters())
 
 
 def prepare(
@@ -41,7 +52,8 @@ def prepare(
     """
     if isinstance(model, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
-    device = check_model(model, *arguments)
+    estimated = is_estimated(model, cost.platform)
+    device = check_model(model, (), {}, META, filled=True) if estimated else check_model(model, *arguments)
     check_model_budget(options.budget)
     auto = options.budget == "auto"
     planner = RecomputePlanner(
@@ -53,7 +65,7 @@ def prepare(
         platform=cost.source(device),
         on_progress=cost.report,
         live=cost.live,
-        zoo=cost.zoo(device) if options.zoo else None,
+        zoo=cost.zoo(device) if options.zoo and not estimated else None,
         carries_saved=carries_saved,
     )
     planner.check()
@@ -87,27 +99,38 @@ def plan_model(
         budget = options.budget
         check_model_budget(budget)
         if budget == "auto":
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            held_nbytes = nbytes_of((*model.parameters(), *model.buffers(), *gradients))
-            free_nbytes = max(0, device_nbytes - held_nbytes)
-            budget = auto_budget(model, options.optimizer, device_of(model), free=lambda _: free_nbytes)
+            budget = budget_on(model, options.optimizer, device_nbytes)
         planner = attrs.evolve(planner, budget=budget, device_nbytes=device_nbytes, device="the given device")
         planner.check()
     args, kwargs = arguments
-    graph = step_graph(
-        model,
-        args,
-        kwargs,
-        platform=cost.platform,
-        cache_dir=cost.folder,
-        on_progress=cost.stages,
-        ways=families_of(method.ways),
-        outputs=method.outputs,
-    )
+    if cost.platform is not None and is_estimated(model, cost.platform):
+        cost.report("tracing")
+        graph = estimated_graph(
+            model,
+            args,
+            kwargs,
+            cost.platform,
+            device=ESTIMATED_DEVICE,
+            ways=families_of(method.ways),
+            outputs=method.outputs,
+        )
+    else:
+        graph = step_graph(
+            model,
+            args,
+            kwargs,
+            platform=cost.platform,
+            cache_dir=cost.folder,
+            on_progress=cost.stages,
+            ways=families_of(method.ways),
+            outputs=method.outputs,
+        )
     plan = planner.for_grads(method.grads)(graph)
     fit = fit_of(
         model, plan.budget_nbytes, options.optimizer, device=device_of(model), device_nbytes=device_nbytes
     )
+    if is_estimated(model, cost.platform):
+        fit = attrs.evolve(fit, device="the given device")
     return graph, plan, fit
 
 

@@ -65,7 +65,7 @@ class Rockmate(BudgetedModule):
             by itself. None is "alone", with a warning if there are several ranks. A later capture, for
             another input shape for example, is always planned by each rank itself.
         optimizer: the optimizer of the parameters, by a name of `optimizer_names()` (in
-            `remat_facade.planning.memory_fit`) or itself; its states count for ``budget="auto"`` and in
+            `remat_facade.planning.state_rules`) or itself; its states count for ``budget="auto"`` and in
             `will_it_fit`.
         zoo: whether to load a plan that an earlier process saved for the same step, budget and method, and
             to save new plans; the environment variable ``REMAT_NO_ZOO`` disables both.

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_executor.memory.block_slack import largest_slack_nbytes
-from remat_facade.errors import NothingLeft, UnknownOptimizer
+from remat_facade.errors import NothingLeft
+from remat_facade.planning.state_rules import rule_of
 from remat_graph import format_nbytes
 
 FRAGMENTS = 0.28
@@ -188,6 +189,25 @@ def auto_budget(
     return left
 
 
+def budget_on(model: nn.Module, optimizer: Optimizer, device_nbytes: int) -> int:
+    """Bytes of a device of a given size that remain for a step of a model, which need not be there yet.
+
+    Args:
+        model: the model, on any device.
+        optimizer: as for `auto_budget`.
+        device_nbytes: memory of the device.
+
+    Raises:
+        NothingLeft: no bytes remain.
+        UnknownOptimizer: the size of the optimizer's states is unknown.
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    held_nbytes = nbytes_of((*model.parameters(), *model.buffers(), *gradients))
+    free_nbytes = max(0, device_nbytes - held_nbytes)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return auto_budget(model, optimizer, device, free=lambda _: free_nbytes)
+
+
 def reserved_share(device: torch.device, environment: Mapping[str, str] = os.environ) -> float:
     """The share of a device's free memory that ``budget="auto"`` does not use; see `RESERVE`."""
     return FRAGMENTED_RESERVE if _fragments(device, environment) else RESERVE
@@ -209,15 +229,10 @@ def states_nbytes(parameters: Iterable[Tensor], optimizer: Optimizer) -> int:
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__.lower()
-        groups = [(_rule(_named(kind, group)), group["params"]) for group in optimizer.param_groups]
+        groups = [(rule_of(_named(kind, group)), group["params"]) for group in optimizer.param_groups]
         return sum(rule(p) for rule, parameters in groups for p in parameters if p.requires_grad)
-    rule = _rule(optimizer)
+    rule = rule_of(optimizer)
     return sum(rule(parameter) for parameter in parameters)
-
-
-def optimizer_names() -> tuple[str, ...]:
-    """The names of the optimizers with a rule for their states."""
-    return tuple(sorted(_RULES))
 
 
 def free_on(device: torch.device) -> int | None:
@@ -249,46 +264,6 @@ def _free_and_total(device: torch.device) -> tuple[int, int] | None:
     except (AttributeError, RuntimeError, ValueError):
         return None
     return int(free), int(total)
-
-
-# -- rules: bytes of state for one parameter
-
-
-def _copies(count: int, *, steps: bool = True) -> Callable[[Tensor], int]:
-    """A rule: `count` tensors like the parameter, and a float32 step count."""
-    return lambda p: count * p.numel() * p.element_size() + (4 if steps else 0)
-
-
-def _adafactor(p: Tensor) -> int:
-    """Row and column second moments of a matrix, full second moments of a vector, and a step count."""
-    if p.dim() < 2:
-        return p.numel() * p.element_size() + 4
-    rows, columns = p.numel() // p.shape[-1], p.numel() // p.shape[-2]
-    return (rows + columns) * p.element_size() + 4
-
-
-_RULES: Mapping[str, Callable[[Tensor], int]] = {
-    "none": lambda p: 0,
-    "sgd": lambda p: 0,
-    "sgd-momentum": _copies(1, steps=False),
-    "adam": _copies(2),
-    "adamw": _copies(2),
-    "adam-amsgrad": _copies(3),
-    "adamw-amsgrad": _copies(3),
-    "nadam": lambda p: _copies(2)(p) + 4,  # and a running product
-    "radam": _copies(2),
-    "adamax": _copies(2),
-    "rmsprop": _copies(1),
-    "adagrad": _copies(1),
-    "adafactor": _adafactor,
-}
-
-
-def _rule(name: str) -> Callable[[Tensor], int]:
-    if not isinstance(name, str) or name not in _RULES:
-        given = name if isinstance(name, str) else type(name).__name__
-        raise UnknownOptimizer(name=given, known=optimizer_names())
-    return _RULES[name]
 
 
 def _named(kind: str, group: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -93,6 +94,32 @@ def sweep_csv(curves: Curves, bounds: Sequence[float]) -> str:
             row = (point.budget_nbytes, found.overhead, bound, found.peak_nbytes, f"{point.wall_s:.3f}")
             writer.writerow([solver, *row])
     return out.getvalue()
+
+
+def sweep_facts(curves: Curves, bounds: Sequence[float]) -> dict[str, Any]:
+    """The points of each curve and the bounds, for JSON."""
+    return {
+        "curves": {
+            name: [
+                {
+                    "budget_nbytes": point.budget_nbytes,
+                    "overhead": point.solution.overhead,
+                    "peak_nbytes": point.solution.peak_nbytes,
+                    "wall_s": point.wall_s,
+                }
+                for point in points
+            ]
+            for name, points in curves.items()
+        },
+        "lower_bound_overheads": list(bounds),
+    }
+
+
+def sweep_png(graph: Graph, curves: Curves, bounds: Sequence[float]) -> bytes:
+    """The picture as a file's content."""
+    from remat_facade.report import picture
+
+    return picture.png(draw_sweep(graph, curves, bounds))
 
 
 def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float], look: Look = WIDE) -> Figure:

@@ -1,13 +1,14 @@
 """Tables as data, for the terminal and the HTML page."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from remat_facade.report.trace import repeated_targets
 from remat_graph import Grads, Graph, Plan, format_nbytes, format_seconds
 from remat_graph.layers.summary import OUTSIDE
-from remat_solvers import MaxBatch, MinBudget
+from remat_solvers import MaxBatch, MinBudget, Solution
 
 if TYPE_CHECKING:  # the module imports torch
     from remat_facade.planning.memory_fit import Fit
@@ -41,19 +42,40 @@ def smallest_table(graph: Graph, found: MinBudget) -> Table:
     return Table(title=graph.name, columns=("", "", "bytes"), rows=rows, note=note)
 
 
-def batch_table(name: str, budget_nbytes: int, found: MaxBatch) -> Table:
-    """The largest batch, its plan, and the smallest batch size that failed."""
-    rows = [("largest batch", f"{found.batch}"), ("budget", format_nbytes(budget_nbytes))]
-    plan = found.solution
-    if plan is not None and plan.overhead is not None and plan.peak_nbytes is not None:
-        rows += [
-            ("peak", format_nbytes(plan.peak_nbytes)),
-            ("extra time", f"{plan.overhead:.2%}"),
-            ("lower bound of extra time", f"{plan.lower_bound_overhead:.2%}"),
-        ]
-    if found.refused is not None:
-        rows.append(("does not fit", f"{found.refused}"))
-    return Table(title=name, columns=("", ""), rows=tuple(rows))
+def batch_table(name: str, budget_nbytes: int, found: Mapping[str, MaxBatch]) -> Table:
+    """The largest batch by each method, its plan, and the smallest batch size that failed."""
+
+    def row(head: str, cell: Callable[[MaxBatch], str]) -> tuple[str, ...]:
+        return (head, *(cell(each) for each in found.values()))
+
+    def of_plan(show: Callable[[Solution], str]) -> Callable[[MaxBatch], str]:
+        return lambda each: "" if each.solution is None else show(each.solution)
+
+    rows = (
+        row("largest batch", lambda each: f"{each.batch}"),
+        row("budget", lambda _: format_nbytes(budget_nbytes)),
+        row("peak", of_plan(lambda plan: format_nbytes(plan.peak_nbytes or 0))),
+        row("extra time", of_plan(lambda plan: f"{plan.overhead or 0.0:.2%}")),
+        row("lower bound of extra time", of_plan(lambda plan: f"{plan.lower_bound_overhead:.2%}")),
+        row("does not fit", lambda each: "" if each.refused is None else f"{each.refused}"),
+    )
+    heads = ("",) if len(found) == 1 else tuple(found)
+    shown = tuple(cells for cells in rows if any(cells[1:]))
+    return Table(title=name, columns=("", *heads), rows=shown)
+
+
+def batch_facts(found: Mapping[str, MaxBatch]) -> dict[str, dict[str, Any]]:
+    """The largest batch by each method and the figures of its plan, for JSON."""
+    return {
+        name: {
+            "batch": each.batch,
+            "refused": each.refused,
+            "peak_nbytes": each.solution and each.solution.peak_nbytes,
+            "overhead": each.solution and each.solution.overhead,
+            "lower_bound_overhead": each.solution and each.solution.lower_bound_overhead,
+        }
+        for name, each in found.items()
+    }
 
 
 def plan_table(plan: Plan) -> Table:

@@ -1,0 +1,96 @@
+"""The command `remat max-batch`: the largest batch that trains inside a budget."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from remat_facade.cli import options
+from remat_facade.cli.plan import DOES_NOT_FIT
+from remat_facade.cli.terminal import complain, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remat_facade.planning.planner import Progress
+    from remat_graph import Graph
+
+
+def largest_batch(
+    target: options.BatchTargetArgument,
+    budget: options.StepSizeOption = None,
+    device_memory: options.WholeDeviceOption = None,
+    input: options.InputOption = None,
+    solvers: options.SolversOption = "auto",
+    max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
+    first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
+    platform: options.PlatformOption = None,
+    optimizer: options.OptimizerOption = "adamw",
+    time_limit: options.TimeLimitOption = None,
+    ways: options.WaysOption = None,
+    outputs: options.OutputsOption = None,
+    gradients: options.GradientsOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Find the largest batch that trains."""
+    from functools import partial
+
+    from remat_facade.cli.checks import size_of
+    from remat_facade.cli.output import CommandOutput
+    from remat_facade.cli.searches import EndedEarly, at_most, largest, methods_of
+    from remat_facade.cli.target import Target
+    from remat_facade.planning.state_rules import rule_of
+    from remat_facade.report.table import batch_facts, batch_table
+    from remat_graph import find_platform
+    from remat_solvers import max_batch, solve_present, solve_switches
+
+    if (budget is None) == (device_memory is None):
+        raise typer.BadParameter("give either --budget, the bytes of a step, or --device-memory")
+    size_nbytes = size_of(budget or device_memory or "0")
+    names = methods_of(solvers)
+    rule_of(optimizer)
+    times = None if platform is None else find_platform(platform)
+    named = Target.parse(target, input)
+    solve = at_most(solve_present if gradients == "present" else solve_switches, time_limit)
+    with CommandOutput(as_json=json) as output:
+        with progress(f"loading {target}") as update:
+            load = partial(named.load, meta=times is not None)
+            nbytes = size_nbytes if device_memory is None else _left_of(load(first), size_nbytes, optimizer)
+            graph_of = _graphs(load, update, platform=times, ways=ways, outputs=outputs)
+            search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
+            found, ended_early = largest(search, names)
+        output.facts |= {"target": target, "budget_nbytes": nbytes, "methods": batch_facts(found)}
+        output.show(batch_table(target, nbytes, found))
+    if ended_early:
+        raise EndedEarly("a larger batch may fit too")
+    if not any(each.batch for each in found.values()):
+        complain(f"a batch of {first} does not fit: raise --budget or --max-overhead")
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> int:
+    """Bytes of a device that remain for a step."""
+    from remat_facade.entrypoints.inputs import check_model
+    from remat_facade.planning.memory_fit import budget_on
+
+    check_model(loaded[0], (), {}, filled=True)
+    return budget_on(loaded[0], optimizer, device_nbytes)
+
+
+def _graphs(
+    load: "Callable[[int], tuple[Any, Any, Any]]", update: "Progress", **options: Any
+) -> "Callable[[int], Graph]":
+    """The step of each batch size; a size that several methods try is captured once."""
+    from functools import cache
+
+    from remat_facade.cli.steps import graph_of
+
+    given = {name: value for name, value in options.items() if value is not None}
+
+    @cache
+    def captured(batch: int) -> "Graph":
+        update(f"batch {batch}: capturing")
+        graph = graph_of(load(batch), **given)
+        update(f"batch {batch}: planning {len(graph.ops)} ops")
+        return graph
+
+    return captured

@@ -1,0 +1,89 @@
+"""What a command shows: tables and lines for people, or with ``--json`` one object for programs."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+import typer
+
+from remat_facade.cli.terminal import say, show
+from remat_facade.files import save_to, write_whole
+from remat_facade.report.table import Table
+
+
+class CommandOutput:
+    """Shows tables and lines; with ``--json`` prints `facts` at the end, as the only line of stdout.
+
+    What the user's code prints meanwhile is on stderr then.
+
+    Attributes:
+        facts: what the object has; nothing is printed while it is empty.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.facts: dict[str, Any] = {}
+        self._as_json = as_json
+        self._redirect = redirect_stdout(sys.stderr)
+
+    def __enter__(self) -> Self:
+        if self._as_json:
+            self._redirect.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._as_json:
+            self._redirect.__exit__(kind, error, traceback)
+            if self.facts:
+                typer.echo(json.dumps(plain(self.facts), allow_nan=False))
+
+    def show(self, *tables: Table) -> None:
+        """Print tables, unless the output is JSON."""
+        if not self._as_json:
+            for table in tables:
+                show(table)
+
+    def say(self, line: str) -> None:
+        """Print one line, unless the output is JSON."""
+        if not self._as_json:
+            say(line)
+
+    def save(self, path: Path | None, save: Callable[[Path], None]) -> None:
+        """Write a file by a function that writes atomically, and report the path; nothing without a path."""
+        if path is not None:
+            self._wrote(save_to(path, save))
+
+    def write(self, path: Path | None, content: Callable[[], str | bytes]) -> None:
+        """Write a file with what a function makes, and report the path; nothing without a path."""
+        if path is not None:
+            self._wrote(write_whole(path, content()))
+
+    def _wrote(self, path: Path) -> None:
+        self.facts.setdefault("wrote", []).append(path)
+        self.say(f"wrote {path}")
+
+
+def plain(value: object) -> Any:
+    """The value as JSON has it: attrs classes are objects, and numbers that are not finite are null."""
+    if isinstance(value, type):
+        return value.__name__
+    if attrs.has(kind := type(value)):
+        public = [field.name for field in attrs.fields(kind) if not field.name.startswith("_")]
+        return {name: plain(getattr(value, name)) for name in public}
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | bool | int) else str(value)

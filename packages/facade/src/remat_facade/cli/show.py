@@ -1,0 +1,47 @@
+"""The command `remat show`: a saved plan, layer by layer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from remat_facade.cli import options
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph of the plan.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw memory over time.")] = None,
+    matrix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw which ops run and which values are live per stage."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one HTML page.")
+    ] = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Show a plan, layer by layer; with its graph also recomputed operators and pictures."""
+    from remat_facade.cli.output import CommandOutput
+    from remat_facade.cli.results import draw, plan_facts
+    from remat_facade.files import check_paths
+    from remat_facade.report.table import layers_table, plan_table, repeats_table, rounding_table, ways_table
+    from remat_facade.report.trace import repeated_targets
+    from remat_graph import load_graph, load_plan
+
+    places = {"--png": png, "--matrix": matrix, "--html": html}
+    check_paths(places, {"PLAN": plan, "--graph": graph})
+    if graph is None and any(places.values()):
+        raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
+    loaded = load_graph(graph) if graph is not None else None
+    made = load_plan(plan, loaded)
+    with CommandOutput(as_json=json) as output:
+        output.facts["plan"] = plan_facts(made)
+        tables = (plan_table(made), layers_table(made), ways_table(made), rounding_table(made))
+        output.show(*(table for table in tables if table.rows))
+        if loaded is None:
+            return
+        if made.recomputed_s or len(made.schedule.order) > len(loaded.ops):
+            output.facts["recomputed"] = repeated_targets(loaded, made.schedule)
+            output.show(repeats_table(loaded, made))
+        draw(output, loaded, made, png, matrix, html)

@@ -1,0 +1,157 @@
+"""Commands on models: by a factory or by their name, measured here or estimated for a platform."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remat_facade.cli.app import main
+from remat_facade.cli.target import Target
+from remat_graph import load_plan
+
+FACTORIES = """
+import torch
+from torch import nn
+
+print("a line of the user")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*(part for _ in range(4) for part in (nn.Conv2d(3, 3, 3), nn.Tanh())))
+        self.head = nn.Linear(3, 5)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+def net(*, weights="downloaded", weights_backbone="downloaded"):
+    assert weights is weights_backbone is None
+    return Net()
+
+def on_meta():
+    assert torch.empty(1).is_meta
+    return Net()
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, tokens):
+        return {"logits": self.head(self.embedding(tokens)).transpose(1, 2)}
+
+class Config:
+    vocab_size, use_cache = 11, True
+
+class TinyLM(nn.Module):
+    config_class = Config
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embedding, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+
+    def forward(self, input_ids, labels):
+        assert not self.config.use_cache
+        logits = self.head(self.embedding(input_ids))
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+def layers(batch):
+    return nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(64, 64), nn.Tanh()))), (
+        torch.randn(batch, 64)
+    )
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder with a module of factories, and its own cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, "named", raising=False)
+    Path("named.py").write_text(FACTORIES)
+
+
+def facts(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    """The one object that a command with ``--json`` prints."""
+    assert main([*words, "--json"]) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "inputs", "outputs"),
+    [
+        ("named.net", "3x16x16", [(2, 3, 16, 16)], 1),
+        ("named:Words", "6", [(2, 6)], 1),
+        ("named.TinyLM", "6", [(2, 6), (2, 6)], 2),
+    ],
+)
+def test_a_model_by_its_name_returns_its_loss(
+    name: str, shape: str, inputs: list[tuple[int, ...]], outputs: int
+) -> None:
+    """No weights are downloaded; pictures are random numbers, and tokens are of the model's vocabulary."""
+    model, args, kwargs = Target.parse(name, shape, 2).load()
+    given = [*args, *kwargs.values()]
+    assert inputs == [tuple(tensor.shape) for tensor in given]
+    found = model(*args, **kwargs)
+    loss = found if isinstance(found, torch.Tensor) else found["loss"]
+    assert loss.dim() == 0
+    assert outputs == (1 if isinstance(found, torch.Tensor) else len(found))
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert type(model).__name__.lower() == name[6:].lower()
+
+
+def test_a_model_is_estimated_where_a_platform_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is built without values, and its plan is for the platform and the given memory."""
+    words = ["plan", "named.on_meta", "--input", "3x64x64", "--batch", "4", "--platform", "h100-spec"]
+    found = facts([*words, "--budget", "auto", "--device-memory", "1GiB", "--out", "plan.json"], capsys)
+    assert found["fits"] is True
+    assert found["fit"]["device"] == "the given device"
+    assert found["plan"]["platform"].startswith("h100-spec")
+    assert found["wrote"] == ["plan.json"]
+    assert found["plan"]["peak_nbytes"] == load_plan("plan.json").peak_nbytes
+
+
+def test_what_does_not_fit_the_device_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the budget that the device's memory leaves, whether or not anything is left of it."""
+    words = ["plan", "named.on_meta", "--input", "3x64x64", "--batch", "64", "--platform", "h100-spec"]
+    for memory in ("1MiB", "2KiB"):
+        assert main([*words, "--budget", "auto", "--device-memory", memory]) == 1
+        err = capsys.readouterr().err
+        assert "remat: training does not fit: budget " in err
+
+
+def test_methods_against_each_other_on_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a point for each budget; what the user's code prints is not on stdout."""
+    words = ["sweep", "named.on_meta", "--input", "3x64x64", "--platform", "a100-spec"]
+    found = facts([*words, "--solvers", "noremat,greedy", "--budgets", "100%"], capsys)
+    assert found["graph_name"] == "Net"
+    assert {name: len(points) for name, points in found["curves"].items()} == {"noremat": 1, "greedy": 1}
+    assert found["curves"]["noremat"][0]["overhead"] == 0.0
+
+
+def test_the_largest_batch_by_each_method(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a device's memory, parameters, gradients and states are not left for the step."""
+    words = ["max-batch", "named.py:layers", "--solvers", "noremat,auto", "--time-limit", "1"]
+    found = facts([*words, "--device-memory", "1MiB", "--platform", "flops"], capsys)
+    assert 0 < found["methods"]["noremat"]["batch"] < found["methods"]["auto"]["batch"]
+    assert found["budget_nbytes"] < 2**20 - 4 * 4 * 64 * 65 * 4
+    assert main([*words, "--budget", "1MiB"]) == 0
+    assert "noremat" in capsys.readouterr().out
+
+
+def test_a_doctor_looks_at_a_model_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its object has the figures of the plan, the tables and the advice."""
+    words = ["doctor", "named.on_meta", "--input", "3x64x64", "--platform", "h100-spec", "--time-limit", "1"]
+    found = facts([*words, "--budget", "90%"], capsys)
+    assert found["floor_nbytes"] <= found["smallest_nbytes"]
+    assert found["tables"]
+    assert found["plan"]["graph_name"] == "Net"

@@ -1,0 +1,123 @@
+"""`remat check`: a planned step against the original."""
+
+import copy
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remat_facade import Hiremate
+from remat_facade.cli.app import main
+from remat_facade.report.step_check import SideFigures, StepCheck, check_step
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        parts = (part for _ in range(4) for part in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh()))
+        self.body, self.drop = nn.Sequential(*parts), nn.Dropout(0.1)
+
+    def forward(self, x):
+        y = self.drop(self.body(x))
+        return y.square().mean(), y
+
+def make():
+    return Net(), torch.randn(128, 32)
+"""
+
+
+class Net(nn.Module):
+    """Two outputs, neither of them a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = (part for _ in range(4) for part in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh()))
+        self.body, self.head = nn.Sequential(*parts), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head and the body return."""
+        hidden = self.body(x)
+        return self.head(hidden), hidden
+
+
+@pytest.fixture(scope="module")
+def sample() -> Tensor:
+    """A batch whose gradient is wanted too."""
+    return torch.randn(128, 32, requires_grad=True)
+
+
+@pytest.fixture(scope="module")
+def pair(sample: Tensor, tmp_path_factory: pytest.TempPathFactory) -> tuple[Net, Hiremate]:
+    """A model and a planned copy."""
+    model = Net()
+    folder = tmp_path_factory.mktemp("cache")
+    return model, Hiremate(copy.deepcopy(model), sample, "70%", cache_dir=folder, time_limit_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def found(pair: tuple[Net, Hiremate], sample: Tensor) -> StepCheck:
+    """A check with a clock that counts."""
+    ticks: Iterator[int] = count()
+    return check_step(*pair, (sample,), {}, steps=3, clock=lambda: float(next(ticks)))
+
+
+def test_a_plan_keeps_its_promises(found: StepCheck) -> None:
+    """Results are identical, gradients of inputs among them, and peaks are within the budget."""
+    assert found.problems == ()
+    assert {kind: each.differing for kind, each in found.compared.items()} == dict.fromkeys(
+        ("outputs", "gradients", "buffers", "random state"), 0
+    )
+    assert [2, 19, 12] == [found.compared[kind].tensors for kind in ("outputs", "gradients", "buffers")]
+    assert found.planned.meter_nbytes <= found.planned.allocator_nbytes <= found.plan.budget_nbytes
+    assert found.planned.allocator_nbytes < found.unplanned.allocator_nbytes
+    assert (found.unplanned.step_s, found.planned.step_s) == (1.0, 1.0)
+
+
+def test_other_results_are_a_problem(pair: tuple[Net, Hiremate], sample: Tensor) -> None:
+    """The line names the kind and the tensor that differs most."""
+    model = copy.deepcopy(pair[0])
+    with torch.no_grad():
+        model.head.bias += 1.0
+    compared = check_step(model, pair[1], (sample,), {}, steps=1)
+    assert [problem.partition(":")[0] for problem in compared.problems] == ["outputs"]
+    assert compared.compared["outputs"].worst == "output 0"
+    assert compared.compared["outputs"].relative > 0.01
+
+
+def test_a_peak_above_the_budget_is_a_problem(found: StepCheck) -> None:
+    """By either reading; so are steps without the plan."""
+    above = found.plan.budget_nbytes + 1
+    wrong = attrs.evolve(
+        found, planned=SideFigures(meter_nbytes=0, allocator_nbytes=above, step_s=1.0), missed=2
+    )
+    assert wrong.problems == (
+        f"the allocator read {above} bytes, 1 above the budget of {above - 1}",
+        "2 steps ran without the plan",
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--outputs", "dropped", "--gradients", "present"]], ids=["kept", "dropped"]
+)
+def test_the_command(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its table and its object; the exit code says whether all promises hold."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "checked.py").write_text(FACTORY)
+    command = ["check", f"{tmp_path / 'checked.py'}:make", "--budget", "60%", "--time-limit", "2", *words]
+    assert main([*command, "--steps", "1"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out.count("identical"), shown.err) == (4, "")
+    assert main([*command, "--steps", "1", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["holds"], facts["problems"], facts["missed"]) == (True, [], 0)
+    assert facts["planned"]["allocator_nbytes"] <= facts["plan"]["budget_nbytes"]

@@ -1,0 +1,221 @@
+"""Wrong inputs of the command and of the constructors: one line, the right advice, and exit code 2."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from remat_facade import Hiremate, PureRotor, RematError, generate_config, limit_memory
+from remat_facade.cli.app import main
+
+from .corpus import GRAPHS
+
+UNET = str(GRAPHS / "unet.json")
+PLAN = ["plan", "wrong.py:make", "--budget", "50%"]
+
+FACTORY = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Linear(4, 4), torch.randn(2, 4)
+
+def model():
+    return nn.Linear(4, 4)
+
+def needs(size):
+    return nn.Linear(size, size), torch.randn(2, size)
+
+def of_three():
+    return 1, 2, 3, 4
+
+def wide():
+    return nn.Linear(4, 4), torch.randn(2, 5)
+
+def text():
+    return nn.Linear(4, 4), "sample"
+
+def number():
+    return 3, torch.randn(2, 4)
+"""
+
+# Words of the command, and what the line must name: what came, or what to do.
+WITHOUT_TORCH = [
+    (["slove"], "Did you mean 'solve'"),
+    (["--fast"], "No such option: --fast"),
+    (["plan"], "Missing argument 'MODULE:FACTORY'"),
+    (["plan", "wrong.py:make"], "Missing option '--budget'"),
+    (["solve", UNET], "Missing option '--budget'"),
+    (["solve", "nowhere.json", "--budget", "40%"], "nowhere.json: no such file"),
+    (["solve", UNET, "--budget", "many"], "is neither a size nor a percentage; give whole bytes"),
+    (["solve", UNET, "--budget", "3 bananas"], "'bananas' is not a unit; give whole bytes"),
+    (["solve", UNET, "--budget", "0"], "is zero; give whole bytes"),
+    (["solve", UNET, "--budget", "-2GiB"], "is negative; give whole bytes"),
+    (["solve", UNET, "--budget", "nan%"], "give whole bytes such as"),
+    (["solve", UNET, "--budget", "40"], 'it would be 40 B; did you mean "40%" or "40GiB"?'),
+    (["solve", UNET, "--budget", "2.5"], "is not a whole number of bytes; give whole bytes"),
+    (["solve", UNET, "--budget", "40%", "--solver", "mincutt"], "did you mean 'mincut'"),
+    (["solve", UNET, "--budget", "40%", "--config", "chekmate"], "did you mean checkmate?"),
+    (
+        ["solve", UNET, "--budget", "40%", "--config", "nowhere.yaml"],
+        "nowhere.yaml: cannot be read (No such file or directory): check the path",
+    ),
+    (["solve", UNET, "--budget", "40%", "--config", "auto", "--solver", "monet"], "either solver or config"),
+    (["solve", UNET, "--budget", "40%", "--config", "offmate"], "use Offmate"),
+    (["solve", UNET, "--budget", "40%", "--seed", "-1"], "--seed"),
+    (
+        ["solve", UNET, "--budget", "40%", "--seed", "one"],
+        "Invalid value for '--seed': Input should be a valid integer",
+    ),
+    (["solve", UNET, "--budget", "40%", "--time-limit", "0"], "expected seconds above 0"),
+    (["solve", UNET, "--budget", "40%", "--time-limit", "-3"], "expected seconds above 0"),
+    (["solve", UNET, "--budget", "40%", "--gradients", "old"], "'old' is not one of 'new', 'present'"),
+    (["solve", UNET, "--budget", "40%", "--plan-out", "a", "--order-out", "a"], "names the same file as"),
+    (["solve", UNET, "--budget", "40%", "--plan-out", "."], "it is a folder): choose another path"),
+    (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is not valid JSON at line 2"),
+    ([*PLAN[:3], "40"], 'it would be 40 B; did you mean "40%" or "40GiB"?'),
+    ([*PLAN[:3], "lots"], '"auto" for what the device has left'),
+    ([*PLAN, "--device-memory", "80"], 'did you mean "80GiB"?'),
+    ([*PLAN, "--device-memory", "50%"], "a percentage is not a number of bytes; give"),
+    ([*PLAN, "--platform", "h100"], "choose one of a100-spec"),
+    ([*PLAN, "--platform", "nowhere.json"], "nowhere.json: no such file"),
+    ([*PLAN, "--optimizer", "adamm"], "name one of adafactor"),
+    ([*PLAN, "--solver", "nobody"], "unknown solver 'nobody'"),
+    ([*PLAN, "--ways", "all"], "'all' is not one of 'exact', 'rounding', 'none'"),
+    ([*PLAN, "--out", "a", "--graph-out", "a"], "--graph-out names the same file as --out"),
+    ([*PLAN, "--out", "wrong.py"], "names the same file as MODULE:FACTORY"),
+    ([*PLAN, "--input", "3x224y224"], "is not a shape: give sizes such as 3x224x224"),
+    ([*PLAN, "--input", "0x4"], "is not a shape: give sizes such as 3x224x224"),
+    ([*PLAN, "--batch", "0"], "--batch"),
+    (["plan", "wrong.py", "--budget", "50%"], "expected MODULE:FACTORY"),
+    (["plan", "wrong", "--budget", "50%"], "expected MODULE:FACTORY"),
+    (["plan", "torchvision.models.resnet50", "--budget", "50%"], "needs --input 3x224x224"),
+    (["plan", "nowhere.py:make", "--budget", "50%"], "no such file nowhere.py: check the path"),
+    (["plan", "no_such_package:make", "--budget", "50%"], "install it, or check the name"),
+    (["plan", "no_such_package.net", "--input", "3x8x8", "--budget", "50%"], "install it, or check the name"),
+    (["check", "wrong.py:make", "--budget", "auto"], "is neither a size nor a percentage"),
+    (["check", "wrong.py:make", "--budget", "60"], 'did you mean "60%" or "60GiB"?'),
+    (["check", "wrong.py:make", "--steps", "0"], "--steps"),
+    (["check", "nowhere.py:make"], "no such file nowhere.py"),
+    (["max-batch", "wrong.py:needs"], "give either --budget, the bytes of a step, or --device-memory"),
+    (["max-batch", "wrong.py:needs", "--budget", "1GiB", "--device-memory", "1GiB"], "give either --budget"),
+    (["max-batch", "wrong.py:needs", "--budget", "8"], 'is 8 bytes; did you mean "8GiB"?'),
+    (["max-batch", "wrong.py:needs", "--budget", "40%"], "a percentage is not a number of bytes; give"),
+    (["max-batch", "wrong.py:needs", "--budget", "1GiB", "--solvers", "auto,nobody"], "'nobody'"),
+    (["max-batch", "wrong.py:needs", "--budget", "1GiB", "--max-overhead", "-1"], "--max-overhead"),
+    (["max-batch", "wrong.py:needs", "--budget", "1GiB", "--optimizer", "none at all"], "name one of"),
+    (["sweep", UNET, "--solvers", "nobody"], "unknown solver 'nobody'"),
+    (["sweep", UNET, "--budgets", "50%,lots"], "'lots'"),
+    (["sweep", UNET, "--budgets", "50"], 'did you mean "50%" or "50GiB"?'),
+    (["sweep", UNET, "--points", "0"], "--points"),
+    (["sweep", UNET, "--no", "masks"], "no ways of a family 'masks'"),
+    (["sweep", UNET, "--platform", "h100-spec"], "--platform is for a model: give MODULE:FACTORY"),
+    (["sweep", UNET, "--csv", "a", "--png", "a"], "--png names the same file as --csv"),
+    (["sweep", "nowhere.py:make"], "no such file nowhere.py"),
+    (["doctor", UNET, "--outputs", "kept"], "--outputs is for a model: give MODULE:FACTORY"),
+    (["doctor", UNET, "--budget", "many"], "'many'"),
+    (["doctor", "wrong.py:make", "--budget", "40"], 'did you mean "40%" or "40GiB"?'),
+    (["min-budget", "nowhere.json"], "nowhere.json: no such file"),
+    (["min-budget", UNET, "--gradients", "some"], "'some' is not one of 'new', 'present'"),
+    (["show", "nowhere.json"], "nowhere.json: no such file"),
+    (["show", UNET], "is not a plan"),
+    (["show", "plan.json", "--png", "a", "--html", "a", "--graph", UNET], "names the same file as"),
+    (["show", "plan.json", "--png", "a"], "add --graph FILE"),
+    (["config", "rocket"], "config: type"),
+    (["config"], "Missing argument 'TYPE'"),
+    (["demo", "--model", "gpt5"], "'gpt5' is not one of 'gpt2', 'resnet'"),
+    (["demo", "--budget", "auto"], "is neither a size nor a percentage"),
+    (["demo", "--steps", "1"], "--steps"),
+]
+WITH_TORCH = [
+    (["plan", "wrong.py:mkae", "--budget", "50%"], "it has make: did you mean that?"),
+    (["plan", "wrong.py:model", "--budget", "50%"], "for a model alone give --input, such as 3x224x224"),
+    (["plan", "wrong.py:make", "--input", "4", "--budget", "50%"], "leave --input out for (model, sample)"),
+    (["plan", "wrong.py:needs", "--budget", "50%"], "missing 1 required positional argument: 'size'"),
+    (["plan", "wrong.py:make", "--batch", "3", "--budget", "50%"], "calling make(3) raised TypeError"),
+    (["plan", "wrong.py:of_three", "--budget", "50%"], "returned 4 values; expected (model, sample)"),
+    (["plan", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
+    (["plan", "wrong.py:model", "--input", "5", "--budget", "50%"], "with inputs of shape (1, 5)"),
+    (["check", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
+    (["plan", "wrong.py:text", "--budget", "50%"], "sample: is of type str; expected a tensor"),
+    (["plan", "wrong.py:number", "--budget", "50%"], "model: is of type int; expected an nn.Module"),
+    (["plan", "wrong.py:make", "--budget", "900TiB"], 'give less, or a percentage such as "40%"'),
+    (["plan", "torch.nn.Linier", "--input", "4", "--budget", "50%"], "it has Linear: did you mean that?"),
+]
+
+MODEL, SAMPLE = nn.Linear(4, 4), torch.randn(2, 4)
+WRONG: Any = 3
+CONSTRUCTORS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Hiremate(MODEL, SAMPLE, "40"), 'did you mean "40%" or "40GiB"?'),
+    (lambda: Hiremate(MODEL, SAMPLE, -1), "is negative; give"),
+    (lambda: Hiremate(MODEL, SAMPLE, True), "is a bool, not a number of bytes"),
+    (lambda: Hiremate(MODEL, SAMPLE, cast(Any, None)), "give whole bytes such as"),
+    (lambda: Hiremate(WRONG, SAMPLE, "40%"), "expected an nn.Module"),
+    (lambda: Hiremate(cast(Any, nn.Linear), SAMPLE, "40%"), "class (Linear); expected an nn.Module"),
+    (lambda: Hiremate(MODEL, "x", "40%"), "expected a tensor, a tuple or list"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", solver="mincutt"), "did you mean 'mincut'"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", config="chekmate"), "did you mean checkmate?"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", ways=cast(Any, "all")), "not one of 'exact'"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", outputs=cast(Any, "gone")), "not one of 'kept'"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", runtime="fast"), "runtime"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", max_plans=0), "max_plans"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", reserve_nbytes=-1), "reserve_nbytes"),
+    (lambda: Hiremate(MODEL, SAMPLE, "auto", optimizer="adamm"), "name one of adafactor"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", plan=WRONG), "give the path of a saved plan"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", platform=cast(Any, "h100")), "get_platform"),
+    (lambda: Hiremate(MODEL, SAMPLE, "40%", time_limit_s=-1.0), "time_limit_s"),
+    (lambda: PureRotor(MODEL, SAMPLE, "40%", solver="monet"), "use Hiremate"),
+    (lambda: limit_memory(MODEL, "40"), 'did you mean "40%" or "40GiB"?'),
+    (lambda: limit_memory(WRONG, "40%"), "expected an nn.Module"),
+    (lambda: generate_config("rocket"), "config: type"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder with a module of factories, and its own cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    Path("wrong.py").write_text(FACTORY)
+
+
+@pytest.mark.parametrize(("words", "said"), [*WITHOUT_TORCH, *WITH_TORCH], ids=lambda part: str(part)[:50])
+def test_a_wrong_command_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr, with what came or what to do; nothing is on stdout, and the exit code is 2."""
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1, shown.err
+    assert shown.err.startswith("remat: ")
+    assert said in shown.err
+    assert not shown.out
+
+
+@pytest.mark.parametrize(("make", "said"), CONSTRUCTORS)
+def test_a_wrong_argument_is_one_line(make: Callable[[], Any], said: str) -> None:
+    """The error is one of remat's, its text is one line, and names what came or what to do."""
+    with pytest.raises(RematError) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_what_needs_no_torch_imports_none() -> None:
+    """Help, the version and every mistake that can be found before it import neither torch nor numba."""
+    code = (
+        "import sys; from remat_facade.cli.app import main\n"
+        "import ast\n"
+        "wrong = ast.literal_eval(sys.argv[1])\n"
+        "for words in [['--help'], ['--version'], *wrong]:\n"
+        "    assert main(words) == (2 if words in wrong else 0), words\n"
+        "    assert not {'torch', 'numba'} & set(sys.modules), words\n"
+    )
+    words = [words for words, _ in WITHOUT_TORCH]
+    done = subprocess.run([sys.executable, "-c", code, repr(words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "remat 0." in done.stdout
