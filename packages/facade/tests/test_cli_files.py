@@ -71,6 +71,8 @@ SHOW = ["show", "plan.json", "--graph", "graph.json"]
         ([*SHOW, "--png", "new", "--html", "new"], ("--html", "--png")),
         ([*SHOW, "--matrix", "new", "--html", "new"], ("--html", "--matrix")),
         ([*SHOW, "--html", "plan.json"], ("--html", "PLAN")),
+        ([*SHOW, "--snapshot", "new", "--trace", "new"], ("--trace", "--snapshot")),
+        ([*SHOW, "--dataflow", "graph.json"], ("--dataflow", "--graph")),
         ([*SHOW, "--html", "graph.json"], ("--html", "--graph")),
     ],
 )

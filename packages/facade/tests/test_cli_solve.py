@@ -113,6 +113,20 @@ def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFi
     assert out.count("wrote") == 4
 
 
+def test_a_plan_is_shown_in_other_viewers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The data flow is a picture, the trace is JSON, and the snapshot is a file of its own."""
+    plan = tmp_path / "plan.json"
+    assert solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan) == 0
+    dataflow, snapshot, trace = (tmp_path / name for name in ("flow.png", "memory.pickle", "trace.json"))
+    words = ["--dataflow", str(dataflow), "--snapshot", str(snapshot), "--trace", str(trace)]
+    assert main(["show", str(plan), "--graph", str(UNET), *words]) == 0
+    assert dataflow.read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert b"device_traces" in snapshot.read_bytes()
+    assert capsys.readouterr().out.count("wrote") == 4
+    assert main(["show", str(plan), "--trace", str(trace)]) == 2
+
+
 def test_a_plan_is_told_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a graph whose ops know their layers: with the graph, from the plan alone, and as the binding op."""
     graph = load_graph(UNET)

@@ -120,7 +120,7 @@ def test_a_registered_command_takes_over(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_torch_is_imported() -> None:
     """A plan of a saved graph, in a new process."""
     code = (
-        "import sys; from remat_solvers import command; command.entry_points = lambda group: (); "
+        "import sys, remat_command; remat_command.entry_points = lambda group: (); "
         "code = remat_command.main(['solve', 'graph.json', '--budget', '100%', '--solver', 'greedy']); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )

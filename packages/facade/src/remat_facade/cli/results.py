@@ -1,5 +1,7 @@
 """The results of commands: plans as tables and facts, and the files of plans."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,30 @@ def deliver(output: CommandOutput, made: Plan, plan_out: Path | None, order_out:
     output.save(order_out, lambda path: save_order(made.schedule.order, path))
 
 
-def draw(
-    output: CommandOutput, graph: Graph, made: Plan, png: Path | None, matrix: Path | None, html: Path | None
-) -> None:
-    """Write the pictures and the HTML page of a plan to the given paths."""
-    if png or matrix or html:
-        from remat_facade.report import picture  # imports matplotlib
-        from remat_facade.report.html import page
-        from remat_facade.report.matrix import draw_matrix
+def draw(output: CommandOutput, graph: Graph, made: Plan, places: Mapping[str, Path | None]) -> None:
+    """Write what `remat show` draws of a plan, by the options that give the paths."""
+    if not any(places.values()):
+        return
+    from remat_facade.report import picture  # imports matplotlib
+    from remat_facade.report.chrome_trace import write_trace
+    from remat_facade.report.dataflow import write_dataflow
+    from remat_facade.report.html import page
+    from remat_facade.report.matrix import draw_matrix
+    from remat_facade.report.snapshot import write_snapshot
 
-        output.write(png, lambda: picture.png(picture.draw(graph, made)))
-        output.write(matrix, lambda: picture.png(draw_matrix(graph, made)))
-        output.write(html, lambda: page(graph, made))
+    output.write(places["--png"], lambda: picture.png(picture.draw(graph, made)))
+    output.write(places["--matrix"], lambda: picture.png(draw_matrix(graph, made)))
+    output.write(places["--html"], lambda: page(graph, made))
+    for name, write in (
+        ("--dataflow", write_dataflow),
+        ("--snapshot", write_snapshot),
+        ("--trace", write_trace),
+    ):
+        output.save(places[name], partial(_written, write, graph, made))
+
+
+def _written(write: Callable[[Path, Graph, Plan], Path], graph: Graph, made: Plan, path: Path) -> None:
+    write(path, graph, made)
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -17,7 +17,18 @@ def show(
         typer.Option(metavar="FILE", help="Draw which ops run and which values are live per stage."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write both pictures and the tables as one HTML page.")
+        Path | None, typer.Option(metavar="FILE", help="Write the pictures and the tables as one HTML page.")
+    ] = None,
+    dataflow: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw what is kept, recomputed and moved, by layer."),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a memory snapshot for torch's viewer, memory_viz."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto and chrome://tracing.")
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -30,6 +41,7 @@ def show(
     from remat_graph import load_graph, load_plan
 
     places = {"--png": png, "--matrix": matrix, "--html": html}
+    places |= {"--dataflow": dataflow, "--snapshot": snapshot, "--trace": trace}
     check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
         raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
@@ -44,4 +56,4 @@ def show(
         if made.recomputed_s or len(made.schedule.order) > len(loaded.ops):
             output.facts["recomputed"] = repeated_targets(loaded, made.schedule)
             output.show(repeats_table(loaded, made))
-        draw(output, loaded, made, png, matrix, html)
+        draw(output, loaded, made, places)
