@@ -1,8 +1,8 @@
 """The script `remat`, and how its commands print.
 
 One distribution owns the script, or two would overwrite each other's: remat-solvers, which the facade needs.
-What the facade registers in the entry-point group ``remat.command`` gets the whole command line; without it,
-saved graphs can be planned (`remat_solvers.command`). This module is alone, since help must start at once.
+The entry-point group ``remat.command`` has the commands for saved graphs (`remat_solvers.command`) and, if it
+is installed, those of the facade, which are more. This module is alone, since help must start at once.
 """
 
 import sys
@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 GROUP = "remat.command"
+FACADE, SOLVERS = "facade", "solvers"
+"""Names in the group."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, that of the facade if it is installed, and return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    for point in entry_points(group=GROUP):
-        code: int = point.load()(words)
-        return code
-    from remat_solvers.command import main as plan_saved_graphs
-
-    return plan_saved_graphs(words)
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    command = (found.get(FACADE) or found[SOLVERS]).load()
+    code: int = command(list(sys.argv[1:] if argv is None else argv))
+    return code
 
 
 def printable(text: str, encoding: str) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -14,12 +15,13 @@ from remat_graph.testing.random_graphs import random_graph
 from remat_solvers import solver_names
 
 GRAPH = random_graph(5, 9)
+OWN = EntryPoint(name="solvers", value="remat_solvers.command:main", group="remat.command")
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no other distribution takes the command over."""
-    monkeypatch.setattr(remat_command, "entry_points", lambda group: ())
+    monkeypatch.setattr(remat_command, "entry_points", lambda group: [OWN])
 
 
 @pytest.fixture(autouse=True)
@@ -107,21 +109,26 @@ def took_over(words: Sequence[str]) -> int:
     return len(words)
 
 
-def test_a_registered_command_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_the_facade_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the words, and its exit code counts."""
-    point = EntryPoint(name="remat", value=f"{__name__}:took_over", group=remat_command.GROUP)
-    monkeypatch.setattr(EntryPoint, "load", lambda _: took_over)
-    monkeypatch.setattr(
-        remat_command, "entry_points", lambda group: [point] if group == remat_command.GROUP else []
-    )
+    facades = EntryPoint(name="facade", value=f"{__name__}:took_over", group="remat.command")
+    monkeypatch.setattr(EntryPoint, "load", lambda point: took_over if point == facades else None)
+    monkeypatch.setattr(remat_command, "entry_points", lambda group: [OWN, facades])
     assert remat_command.main(["a", "b", "c"]) == 3
+
+
+def test_it_is_registered() -> None:
+    """As this file assumes."""
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert settings["scripts"] == {"remat": "remat_command:main"}
+    assert settings["entry-points"][remat_command.GROUP] == {OWN.name: OWN.value}
 
 
 def test_no_torch_is_imported() -> None:
     """A plan of a saved graph, in a new process."""
     code = (
-        "import sys, remat_command; remat_command.entry_points = lambda group: (); "
-        "code = remat_command.main(['solve', 'graph.json', '--budget', '100%', '--solver', 'greedy']); "
+        "import sys; from remat_solvers.command import main; "
+        "code = main(['solve', 'graph.json', '--budget', '100%', '--solver', 'greedy']); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
