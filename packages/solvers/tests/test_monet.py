@@ -2,6 +2,8 @@
 
 from itertools import chain, combinations
 
+import cvxpy
+import numpy as np
 import pytest
 
 from remat_graph import Graph, noremat_peak_nbytes, simulate, specialize, switches_on
@@ -14,6 +16,8 @@ from remat_graph.testing.random_switches import with_random_switches
 from remat_solvers import BadParameter, Deadline, Problem, get_solver, solve_switches
 from remat_solvers.methods.checkmate import Checkmate
 from remat_solvers.methods.monet import Monet
+from remat_solvers.mip.cvxpy_backend import is_solution, minimize_with_cvxpy
+from remat_solvers.mip.stage_program import stage_program, staged_step
 from remat_solvers.testing import random_graph
 
 from . import stage_oracle
@@ -140,3 +144,33 @@ def test_an_unknown_backend_is_refused() -> None:
     graph = switched(1, 6)
     with pytest.raises(BadParameter, match="no such mixed-integer solver installed"):
         Monet(backend="NOPE").solve(Problem(graph, int(0.9 * noremat_peak_nbytes(graph))))
+
+
+def test_what_a_stopped_solver_leaves_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose time is up may have a point that breaks its rows: no plan, and no error."""
+    graph = switched(3, 7)
+    budget = int(0.75 * noremat_peak_nbytes(graph))
+    assert solve_switches(Monet(), Problem(graph, budget)).feasible
+
+    def stopped(problem: cvxpy.Problem, **_: object) -> None:
+        for variable in problem.variables():
+            variable.value = np.zeros(variable.shape)
+
+    monkeypatch.setattr(cvxpy.Problem, "solve", stopped)
+    for name in ("monet", "checkmate"):
+        assert not solve_switches(get_solver(name), Problem(graph, budget), Deadline(60)).feasible
+
+
+def test_solutions_are_told_from_other_points() -> None:
+    """By rows, limits of variables, and whole numbers."""
+    graph = random_graph(3, ops=6, fancy=False)
+    program = stage_program(staged_step(graph), noremat_peak_nbytes(graph), Deadline())
+    found, _, proven = minimize_with_cvxpy(program, whole=True, solver="HIGHS", deadline=Deadline())
+    assert proven
+    assert found is not None
+    assert is_solution(program, found)
+    assert not is_solution(program, np.zeros_like(found))
+    assert not is_solution(program, found - 0.01)
+    half = found.copy()
+    half[program.integral[0]] = 0.5
+    assert not is_solution(program, half)

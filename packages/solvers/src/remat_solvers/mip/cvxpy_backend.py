@@ -18,6 +18,8 @@ from remat_solvers.mip.stage_program import (
 )
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
 
+TOLERANCE = 1e-4  # of rows and whole numbers; solvers keep them to about 1e-6
+
 
 def order_of(
     work: StagedStep, kept: Iterable[tuple[int, int]], frontiers: Sequence[int] | None = None
@@ -107,7 +109,21 @@ def minimize_with_cvxpy(
     found[others] = rest.value
     if chosen is not None:
         found[program.integral] = chosen.value
+    if whole and not is_solution(program, found):  # what HiGHS holds when its time is up may be none
+        return None, 0.0, False
     return found, float(problem.value) * program.unit_s, problem.status == "optimal" and not gap
+
+
+def is_solution(program: StageProgram, found: Floats) -> bool:
+    """Whether a point keeps the rows of a program, and its whole variables are whole, up to `TOLERANCE`."""
+    whole = found[program.integral]
+    slack = TOLERANCE * np.maximum(1.0, np.abs(program.limits))
+    return bool(
+        np.all(np.abs(whole - np.round(whole)) <= TOLERANCE)
+        and np.all(found >= -TOLERANCE)
+        and np.all(found <= program.upper + TOLERANCE)
+        and np.all(program.rows @ found <= program.limits + slack)
+    )
 
 
 def _options(solver: str, whole: bool, deadline: Deadline, gap: float) -> dict[str, Any]:
