@@ -172,7 +172,8 @@ def main() -> int:
             wheels = {name: wheel for name, (_, wheel) in made.items()}
             files = [path for pair in made.values() for path in pair]
             run(sys.executable, "-m", "twine", "check", "--strict", *files)
-            run(sys.executable, "-m", "check_wheel_contents", *wheels.values())
+            # W009: the script's module stands alone in the wheel of remat-solvers, on purpose.
+            run(sys.executable, "-m", "check_wheel_contents", "--ignore", "W009", *wheels.values())
             for name, wheel in wheels.items():
                 for problem in problems(name, wheel, metadata(wheel)):
                     raise Wrong(f"{wheel.name}: {problem}")
