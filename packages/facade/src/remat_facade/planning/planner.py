@@ -263,7 +263,7 @@ class RecomputePlanner(StepPlanner):
             NotFound: this solver found no schedule, but one exists.
             OverBudget: the schedule of the solver exceeds its budget, by the referee.
         """
-        if self.method.time_limit_s is None and noremat_peak_nbytes(graph) > budget_nbytes:
+        if noremat_peak_nbytes(graph) > budget_nbytes:
             compile_first(self.on_progress)
         search = self.search(graph, budget_nbytes, self.limit_s(graph))
         with stopped_by_interrupts(search.deadline):
