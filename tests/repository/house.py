@@ -240,7 +240,7 @@ def circles() -> list[list[str]]:
 
 def at_the_top() -> dict[str, int]:
     """Files directly in each package."""
-    return {folder.name: len(list(folder.glob("*.py"))) for folder in sorted(ROOT.glob("packages/*/src/*"))}
+    return {folder.name: len(list(folder.glob("*.py"))) for folder in sorted(ROOT.glob("packages/*/src/*/"))}
 
 
 def long_files() -> list[str]:

@@ -189,7 +189,7 @@ def test_the_picture_of_the_folders_is_complete() -> None:
     }
     folders = {
         path.name: {each.parent.name for each in path.glob("*/__init__.py")}
-        for path in ROOT.glob("packages/*/src/remat_*")
+        for path in ROOT.glob("packages/*/src/remat_*/")
     }
     assert folders == shown
 
@@ -214,7 +214,7 @@ def test_docstrings_name_modules_that_are_there() -> None:
         path.name for folder in ("packages/*/src", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.py")
     }
     missing, looked_at = [], 0
-    for package in ROOT.glob("packages/*/src/remat_*"):
+    for package in ROOT.glob("packages/*/src/remat_*/"):
         folders = {path.name for path in package.iterdir() if path.is_dir()} - {"autograd", "optimizer"}
         for path in package.rglob("*.py"):
             source = path.read_text()

@@ -498,13 +498,18 @@ SOLVERS = {
 PLATFORMS = {"a100-spec", "flops", "h100-spec", "h200-spec", "roofline", "rtx4090-spec", "v100-spec"}
 PROJECTS: dict[str, tuple[str, dict[str, set[str]], set[str], set[str]]] = {
     "graph": ("remat-graph", {"remat.platforms": PLATFORMS}, set(), set()),
-    "solvers": ("remat-solvers", {"remat.solvers": SOLVERS}, {"remat"}, {"cpsat"}),
+    "solvers": (
+        "remat-solvers",
+        {"remat.command": {"solvers"}, "remat.solvers": SOLVERS},
+        {"remat"},
+        {"cpsat"},
+    ),
     "executor": ("remat-executor", {}, set(), set()),
     "offload": ("remat-offload", {}, set(), {"weights"}),
     "facade": (
         "remat-facade",
         {
-            "remat.command": {"remat"},
+            "remat.command": {"facade"},
             "torch_dynamo_backends": {"remat"},
             "lightning.pytorch.callbacks_factory": {"remat"},
         },
@@ -581,7 +586,10 @@ VERBS = {
     },
     "doctor": SOLVE | NAMED | {"--batch", "--platform", "--ways", "--outputs", "--gradients"},
     "config": {"type", "--out"},
-    "show": {"plan", "--graph", "--png", "--matrix", "--html", "--json"},
+    "show": {
+        *("plan", "--graph", "--png", "--matrix", "--html", "--json"),
+        *("--dataflow", "--snapshot", "--trace"),
+    },
     "solvers": set(),
 }
 
