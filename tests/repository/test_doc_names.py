@@ -30,7 +30,7 @@ PAGES = [
 ]
 PACKAGES = ("remat_graph", "remat_solvers", "remat_executor", "remat_offload", "remat_facade")
 ENTRY_POINT_GROUPS = {"remat.solvers", "remat.platforms", "remat.optimizers", "remat.ways", "remat.command"}
-MADE_LATER = re.compile(r"^\.(venv|hatch)|\.(added|changed|fixed|removed)\.md$")
+MADE_LATER = re.compile(r"^\.(venv|hatch)|^dist/$|\.(added|changed|fixed|removed)\.md$")
 # Names of other programs, and of what a user writes.
 OTHERS = {
     *("activation_memory_budget", "save_pretrained", "torchrun", "Trainer", "lint", "venv", "weights32"),
