@@ -153,8 +153,13 @@ def test_wrong_arguments_are_refused_before_training(monkeypatch: pytest.MonkeyP
     """Where the user wrote them, not after the data are loaded."""
     from remat_facade.integrations.transformers import RematCallback
 
-    for budget in ("forty", "40", 0, -1):
-        with pytest.raises(BadBudget, match="give whole bytes"):
+    for budget, advice in (
+        ("forty", "give whole"),
+        ("40", "did you mean"),
+        (0, "give whole"),
+        (-1, "give whole"),
+    ):
+        with pytest.raises(BadBudget, match=advice):
             RematCallback(budget)
     with pytest.raises(TypeError, match=r"RematCallback\(\) got an unexpected keyword argument 'bugdet'"):
         RematCallback(bugdet="40%")  # type: ignore[call-arg]

@@ -59,8 +59,10 @@ class UnsupportedTorch(RematError):
     version: str
 
     def __str__(self) -> str:
-        tested = f"between {OLDEST_TORCH} and {NEWEST_TORCH}"
-        return f"torch {self.version} has no {self.name}: use a torch version {tested}"
+        return (
+            f"torch {self.version} has no {self.name}: use a torch version "
+            f"between {OLDEST_TORCH} and {NEWEST_TORCH}"
+        )
 
 
 class CaptureError(ProblemError):
