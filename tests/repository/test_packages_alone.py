@@ -11,16 +11,23 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch==2.13.0"  # named in the same call, so that pip does not pick another build
 NEEDS_TORCH = {"graph": False, "solvers": False, "executor": True, "offload": True, "facade": True}
 
-# Imports every module of the package and loads every entry point it declares.
+# Imports every module of the package and loads every entry point; one that needs an extra says so.
 PROBE = """
 import importlib, importlib.metadata, importlib.resources, importlib.util, pkgutil, sys
 distribution, package = sys.argv[1:]
+
+def load(action, *args):
+    try:
+        action(*args)
+    except ModuleNotFoundError as error:
+        assert f'pip install "{distribution}[' in str(error), error
+
 root = importlib.import_module(package)
 for module in pkgutil.walk_packages(root.__path__, package + "."):
     if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+        load(importlib.import_module, module.name)
 for entry_point in importlib.metadata.distribution(distribution).entry_points:
-    entry_point.load()
+    load(entry_point.load)
 assert importlib.metadata.version(distribution) == root.__version__
 assert (importlib.resources.files(package) / "py.typed").is_file()
 print(importlib.util.find_spec("torch") is not None)
