@@ -7,12 +7,12 @@ import pytest
 
 from remat_facade import NoRoom
 from remat_facade.cli.app import main
-from remat_facade.planning import compiled_loops
 from remat_facade.planning import planner as planning
 from remat_facade.planning.method import Method, default_limit_s
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
+from remat_solvers.switching import compiled
 from remat_solvers.testing import chain
 
 PARTS = 200  # of planning that may each find out for itself that time is up
@@ -121,8 +121,8 @@ def test_loops_are_compiled_before_the_clock_starts(
         return Deadline(limit)
 
     monkeypatch.setattr(planning, "Deadline", made)
-    monkeypatch.setattr(compiled_loops, "compile_loops", lambda: events.append("compiled"))
-    monkeypatch.setattr(compiled_loops, "are_loops_compiled", lambda: False)
+    monkeypatch.setattr(compiled, "compile_loops", lambda: events.append("compiled"))
+    monkeypatch.setattr(compiled, "are_loops_compiled", lambda: False)
     lines: list[str] = []
     method = Method(time_limit_s=limit_s, parameters={"moves": 100})
     RecomputePlanner(budget=budget, method=method, on_progress=lines.append)(chain(24, skips=4))

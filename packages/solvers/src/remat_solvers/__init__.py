@@ -21,7 +21,7 @@ from remat_solvers.protocol import (
     judge,
     judge_schedule,
 )
-from remat_solvers.registry import get_solver, solver_names, solver_parameters
+from remat_solvers.registry import about_solver, get_solver, solver_names, solver_parameters
 from remat_solvers.solve import solve
 
 __version__ = "0.1.0"
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         min_budget,
         pareto,
     )
-    from remat_solvers.switching import are_loops_compiled, compile_loops, solve_switches
+    from remat_solvers.switching import are_loops_compiled, compile_first, compile_loops, solve_switches
 
 
 __all__ = [
@@ -61,9 +61,11 @@ __all__ = [
     "Status",
     "TableTooLarge",
     "UnknownSolver",
+    "about_solver",
     "are_loops_compiled",
     "bounds_of",
     "budgets_of",
+    "compile_first",
     "compile_loops",
     "get_solver",
     "infeasible",

@@ -18,9 +18,9 @@ from remat_graph import (
     resolve_budget,
     save_plan,
 )
-from remat_graph.errors import cut, text_of
+from remat_graph.errors import cut
 from remat_solvers.protocol import Deadline
-from remat_solvers.registry import get_solver, solver_names
+from remat_solvers.registry import about_solver, get_solver, solver_names
 from remat_solvers.solve import solve
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -105,7 +105,9 @@ def _solve(options: Namespace) -> str:
     graph = load_graph(options.graph)
     budget_nbytes = resolve_budget(options.budget, graph)
     if budget_nbytes < noremat_peak_nbytes(graph):
-        _compile_loops()
+        from remat_solvers.switching import compile_first
+
+        compile_first(_complain)
     deadline = Deadline(options.time_limit)
     solution = solve(graph, budget_nbytes, options.solver, deadline)
     assert solution.schedule is not None  # `solve` raises where there is none
@@ -129,9 +131,10 @@ def _solve(options: Namespace) -> str:
 def _min_budget(options: Namespace) -> str:
     """Find the smallest budget of a saved graph; it and the floor below which none exists."""
     from remat_solvers.queries import min_budget
+    from remat_solvers.switching import compile_first
 
     graph = load_graph(options.graph)
-    _compile_loops()
+    compile_first(_complain)
     found = min_budget(graph, Deadline(options.time_limit))
     lines = [
         f"smallest budget with a schedule: {format_nbytes(found.nbytes)} ({found.nbytes} bytes)",
@@ -143,27 +146,11 @@ def _min_budget(options: Namespace) -> str:
     return "\n".join(lines)
 
 
-def _compile_loops() -> None:
-    """Compile what searches run, so that their limit is not spent on it."""
-    from remat_solvers.switching import are_loops_compiled, compile_loops
-
-    if not are_loops_compiled():
-        _complain("compiling the loops of searches, once for this installation")
-    compile_loops()
-
-
 def _solvers(_: Namespace) -> str:
     """Every solver and what it does."""
     names = solver_names()
     width = max(map(len, names), default=0)
-    return "\n".join(f"{name:{width}}  {_about(name)}" for name in names)
-
-
-def _about(name: str) -> str:
-    try:
-        return (type(get_solver(name)).__doc__ or "").strip().partition("\n")[0]
-    except ImportError as error:  # one broken package does not keep the others from the list
-        return f"cannot be loaded: {text_of(error)}"
+    return "\n".join(f"{name:{width}}  {about_solver(name)}" for name in names)
 
 
 def _say(text: str) -> None:

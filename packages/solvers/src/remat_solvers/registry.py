@@ -4,6 +4,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 
+from remat_graph.errors import text_of
 from remat_solvers.errors import BadParameter, UnknownSolver
 from remat_solvers.protocol import Solver
 
@@ -30,6 +31,14 @@ def solver_parameters(name: str) -> tuple[str, ...]:
     if name not in points:
         raise UnknownSolver(name=name, known=solver_names())
     return tuple(signature(points[name].load()).parameters)
+
+
+def about_solver(name: str) -> str:
+    """What a solver does, in one line, or why it cannot be loaded: a broken package ends no list."""
+    try:
+        return (type(get_solver(name)).__doc__ or "").strip().partition("\n")[0]
+    except ImportError as error:
+        return f"cannot be loaded: {text_of(error)}"
 
 
 def get_solver(name: str, **parameters: object) -> Solver:

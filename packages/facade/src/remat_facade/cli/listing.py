@@ -19,14 +19,7 @@ def config(type: options.TypeArgument, out: options.OutOption = None) -> None:
 def solvers() -> None:
     """List the solvers."""
     from remat_facade.report.table import Table
-    from remat_graph.errors import text_of
-    from remat_solvers import get_solver, solver_names
+    from remat_solvers import about_solver, solver_names
 
-    rows = []
-    for name in solver_names():
-        try:
-            about = (type(get_solver(name)).__doc__ or "").strip()
-        except ImportError as error:  # one broken package must not hide the other solvers
-            about = f"cannot be loaded: {text_of(error)}"
-        rows.append((name, about.partition("\n")[0]))
-    show(Table(title="solvers", columns=("name", "what it does"), rows=tuple(rows), prose=True))
+    rows = tuple((name, about_solver(name)) for name in solver_names())
+    show(Table(title="solvers", columns=("name", "what it does"), rows=rows, prose=True))

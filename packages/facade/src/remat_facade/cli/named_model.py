@@ -77,10 +77,9 @@ def built(
 def _model(factory: Callable[..., Any]) -> Any:
     config_class = getattr(factory, "config_class", None)
     if config_class is not None:  # a class of transformers
-        if "transformers" in sys.modules:
-            sys.modules[
-                "transformers"
-            ].logging.set_verbosity_error()  # its hints on defaults, such as the loss
+        transformers = sys.modules.get("transformers")
+        if transformers is not None:
+            transformers.logging.set_verbosity_error()  # no hints on defaults, such as that of the loss
         config = config_class()
         config.use_cache = False  # nothing is generated during training
         return factory(config)

@@ -11,7 +11,6 @@ from typing import Self
 import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
-from remat_facade.planning.compiled_loops import compile_first
 from remat_facade.planning.interrupts import (
     INTERRUPTED,
     interrupted,
@@ -42,6 +41,7 @@ from remat_solvers import (
     Deadline,
     Problem,
     Solution,
+    compile_first,
     get_solver,
     min_budget,
     min_present_budget,
@@ -174,7 +174,7 @@ class RecomputePlanner(StepPlanner):
         device_nbytes: memory of the device; None if unknown.
         device: name of the device, for messages.
         known: the plans so far, which are carried over to other sizes.
-        carries_saved: whether saved plans of the step are carried over too, since `revised` will be asked.
+        carries_saved: whether saved plans of the step are carried over too: for callers that ask `revised`.
         granted_nbytes: the budget of the first graph. A percentage is of each graph, but a smaller graph (the
             last batch of an epoch, for example) gets no less than this.
     """

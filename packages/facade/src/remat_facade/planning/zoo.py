@@ -48,12 +48,8 @@ MOST_PLANS = 500
 MOST_OF_STEP = 8
 """Most plans of other sizes and budgets of a step that are read; the latest ones."""
 
-_OF_SIZE = (
-    "fingerprint",
-    "rounding_nbytes",
-    "budget_nbytes",
-    "times",
-)  # entries of a key that may differ then
+_OF_SIZE = ("fingerprint", "rounding_nbytes", "budget_nbytes", "times")
+"""Entries of a key in which these plans may differ."""
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import attrs
 
-from remat_facade.planning.compiled_loops import compile_first
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import SOLVE_SHARE, Progress
 from remat_facade.planning.versions import versions
@@ -20,6 +19,7 @@ from remat_solvers import (
     Deadline,
     MinBudget,
     Problem,
+    compile_first,
     get_solver,
     min_budget,
     min_present_budget,

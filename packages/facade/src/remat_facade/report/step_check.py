@@ -166,10 +166,7 @@ def check_step(
     )
     return StepCheck(
         plan=planned.plan,
-        compared={
-            kind: max(each, key=lambda one: (not one.tolerated, one.relative))
-            for kind, each in differences.items()
-        },
+        compared={kind: max(each, key=_badness) for kind, each in differences.items()},
         unplanned=unplanned,
         planned=measured,
         missed=sum(planned.runs.values()) - planned.runs["planned"],

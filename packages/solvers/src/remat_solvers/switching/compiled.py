@@ -4,6 +4,7 @@ They are compiled where they are first called, once for each installation, which
 user may have allowed for a plan.
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def are_loops_compiled() -> bool:
     from remat_solvers.kernels.anneal import anneal  # imports numba
 
     return any(Path(anneal.stats.cache_path or "").glob("anneal.anneal-*.nbi"))
+
+
+def compile_first(announce: Callable[[str], None]) -> None:
+    """Compile them, so that the limit of a search is not spent on it; announced if no process has before."""
+    if not are_loops_compiled():
+        announce("compiling the loops of searches, once for this installation")
+    compile_loops()
 
 
 @cache

@@ -142,6 +142,7 @@ class _Decisions:
         moves = getattr(solver, "moves", None)
         self.moves = default_moves(len(self.graph.ops)) if moves is None else moves
         self.lower_s = self.graph.time_s
+        self.bounds: dict[frozenset[str], float] = {}
         self.planned: set[frozenset[str]] = set()  # decisions that the solver has had without a start
 
     def solve(self, start: Schedule | None) -> Solution:
@@ -301,10 +302,15 @@ class _Decisions:
         for one in sorted(filter(None, whole), key=self.search.rank):
             if self.deadline.reached():
                 return
-            if one.made.on not in self.planned and (
-                time_bound_s(one.made.graph, self.budget_nbytes, self.deadline) < self.best_s
-            ):
+            if one.made.on not in self.planned and self.bound_s(one) < self.best_s:
                 yield one
+
+    def bound_s(self, one: DecidedOrder) -> float:
+        """The bound of a decision, computed once."""
+        if one.made.on not in self.bounds:
+            bound_s = time_bound_s(one.made.graph, self.budget_nbytes, self.deadline)
+            self.bounds[one.made.on] = bound_s
+        return self.bounds[one.made.on]
 
     def decided(self, *ones: DecidedOrder, afresh: Collection[DecidedOrder] = ()) -> Solution:
         """The solver's plans of decisions, side by side, which are kept; returns that of the first.
