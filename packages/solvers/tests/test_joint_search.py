@@ -206,17 +206,17 @@ def test_a_family_is_planned_where_all_off_cannot_be_better(monkeypatch: pytest.
     monkeypatch.setattr(solving, "WORTH", -1.0)  # the best decision is always planned
     monkeypatch.setattr(solving, "NEAR", float("inf"))  # and no family later
     pairs: list[list[frozenset[str]]] = []
-    decided, may_be_better = solving._Decisions.decided, solving._Decisions.open_families
+    decided, may_be_better = solving._Decisions.decided, solving._Decisions.open
 
-    def ruled_out(self: Any) -> Any:
-        """Those whose bound is below the best plan, as if that of all off were not."""
-        return (one for one in may_be_better(self) if one.made.on)
+    def ruled_out(self: Any, one: Any) -> bool:
+        """Whether its bound is below the best plan, as if that of all off were not."""
+        return bool(one.made.on) and may_be_better(self, one)
 
     def noted(self: Any, *ones: Any, **options: Any) -> Any:
         pairs.append([one.made.on for one in ones])
         return decided(self, *ones, **options)
 
-    monkeypatch.setattr(solving._Decisions, "open_families", ruled_out)
+    monkeypatch.setattr(solving._Decisions, "open", ruled_out)
     monkeypatch.setattr(solving._Decisions, "decided", noted)
     for seed in range(6):
         graph = switched(seed, ops=16)

@@ -3,11 +3,11 @@
 Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
 solvers of other packages, if requested; a short walk, if nothing fits yet; interval DP; cuts at the boundary
-(`mincut`). Each start is polished. If no start fits, the search for the smallest peak runs. Then the coarse
-program, round by round while it is cheap and gains, whose solutions are also starts and often optimal; in
-parallel the first walks from the starts before it; and more walks while they gain (`portfolio.walks`). Where
-nothing fits, the coarse program comes earlier, since it may find the first schedule. A candidate counts only
-if the referee accepts it, and no schedule over the budget is returned.
+(`mincut`). Each start is polished. If no start fits, the search for the smallest peak runs. Then walks from
+the starts (`portfolio.walks`), and unless that is near the bound the coarse program, round by round while it
+is cheap and gains, whose solutions are also starts and often optimal; in parallel more walks from the best
+plan while they gain. Where nothing fits, the coarse program comes earlier, since it may find the first
+schedule. A candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -34,7 +34,7 @@ from remat_solvers.methods.noremat import NoRemat
 from remat_solvers.parallel import LANES, in_parallel
 from remat_solvers.portfolio.incumbent import Incumbent, warn
 from remat_solvers.portfolio.isolated import solve_in_subprocess
-from remat_solvers.portfolio.walks import MOVED, WIDE, Walks
+from remat_solvers.portfolio.walks import MOVED, NEAR, WIDE, Walks
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 
 Stats = dict[str, int | float | str | bool]
@@ -165,24 +165,30 @@ class _Portfolio:
         )
 
     def search(self, starts: list[Ints], coarse: CoarseBound | None) -> None:
-        """Walk from the starts, and in parallel solve rounds of `coarse`, whose solutions are more starts."""
-        walks = self.walks(self.known, self.settings.seed, lanes=LANES)
-        if coarse is not None:
-            first = self.walks(self.known.copy(), self.settings.seed, lanes=1)
+        """Walk from the starts, then from the best; beside that, rounds of `coarse` give more starts."""
+        known = self.known
+        walks = self.walks(known, self.settings.seed, lanes=LANES)
+        walks.begin(starts, self.deadline)
+        if coarse is not None and not known.closed(NEAR):
+            alone = self.walks(known.copy(), walks.seed, lanes=1)
+            alone.done, alone.tried = walks.done, walks.tried
             found: list[Ints] = []
 
             def refine(deadline: Deadline) -> None:
                 found.extend(self.refine(coarse, deadline))
-                first.needless = self.known.closed()
+                alone.needless = known.closed()
 
-            in_parallel([refine, lambda deadline: first.begin(starts, deadline)], self.deadline)
-            if self.known.closed():  # and what the walks did depends on when the rounds ended
+            in_parallel([refine, alone.go_on], self.deadline)
+            if known.closed():  # and what the walks did depends on when the rounds ended
                 return
-            self.known.take(first.incumbent, self.deadline)
-            walks.seed, walks.done, walks.tried = first.seed, first.done, first.tried
-            starts = found
-        walks.begin(starts, self.deadline)
-        walks.go_on(self.deadline)
+            known.take(alone.incumbent, self.deadline)
+            walks.seed, walks.done, walks.tried = alone.seed, alone.done, alone.tried
+            best_s = known.best_s
+            walks.begin(found, self.deadline)
+            if known.best_s < best_s:
+                walks.go_on(self.deadline)
+        else:
+            walks.go_on(self.deadline)
         self.moves += walks.tried
 
     def walks(self, known: Incumbent, seed: int, *, lanes: int) -> Walks:

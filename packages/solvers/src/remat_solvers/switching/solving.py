@@ -185,7 +185,8 @@ class _Decisions:
             self.solve_families()
         else:
             self.anneal_families(self.families_worth(solution))
-        self.anneal(deadline, [], moves)
+        if not self.closed(NEAR):
+            self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
         return self.best(solution.stats, *peaks)
 
@@ -213,8 +214,8 @@ class _Decisions:
         best, off = self.search.fitting[0], self.off
         if off is not None and off.time_s - best.time_s <= WORTH * self.graph.time_s:
             return [[all_off]]
-        others = [one for one in self.open_families() if one is not best]
-        return [[best, *([all_off] if all_off in others else others[:1])]]
+        others = [all_off] if self.open(all_off) else self.open_families()
+        return [[best, *itertools.islice((one for one in others if one is not best), 1)]]
 
     @property
     def off(self) -> DecidedOrder | None:
@@ -302,8 +303,12 @@ class _Decisions:
         for one in sorted(filter(None, whole), key=self.search.rank):
             if self.deadline.reached():
                 return
-            if one.made.on not in self.planned and self.bound_s(one) < self.best_s:
+            if self.open(one):
                 yield one
+
+    def open(self, one: DecidedOrder) -> bool:
+        """Whether the solver has not planned a decision whose bound is below the best plan."""
+        return one.made.on not in self.planned and self.bound_s(one) < self.best_s
 
     def bound_s(self, one: DecidedOrder) -> float:
         """The bound of a decision, computed once."""
