@@ -562,7 +562,7 @@ VERBS = {
         "--out",
         "--graph-out",
     },
-    "check": SOLVE | NAMED | {"--batch", "--ways", "--outputs", "--gradients", "--steps"},
+    "check": SOLVE | NAMED | {"--batch", "--ways", "--outputs", "--gradients", "--plan", "--steps"},
     "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out"},
     "min-budget": {"graph", "--time-limit", "--gradients", "--json"},
     "sweep": NAMED
