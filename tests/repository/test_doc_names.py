@@ -37,6 +37,7 @@ OTHERS = {
     *("find_unused_parameters", "static_graph", "from_pretrained", "get_peft_model"),
     *("SFTTrainer", "DPOTrainer", "RematPlugin", "gradient_checkpointing"),
     *("FlexAttention", "TensorBoard", "OptimWrapper", "TORCH_INDEX"),
+    *("p32xlarge", "p2xlarge", "c524xlarge"),  # entry points
     # Of torch and of DeepSpeed, on the pages for their users.
     *("gradient_as_bucket_view", "use_reentrant", "preserve_rng_state", "context_fn", "early_stop"),
     *("determinism_check", "number_checkpoints", "cpu_checkpointing", "partition_activations", "drop_last"),
