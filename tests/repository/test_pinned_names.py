@@ -592,6 +592,7 @@ VERBS = {
         *("--dataflow", "--snapshot", "--trace"),
     },
     "solvers": set(),
+    "zoo": {"name", "--output", "--json"},
 }
 
 
