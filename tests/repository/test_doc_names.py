@@ -37,6 +37,7 @@ OTHERS = {
     *("find_unused_parameters", "static_graph", "from_pretrained", "get_peft_model"),
     *("SFTTrainer", "DPOTrainer", "RematPlugin", "gradient_checkpointing"),
     *("FlexAttention", "TensorBoard", "OptimWrapper", "TORCH_INDEX"),
+    *("p32xlarge", "p2xlarge", "c524xlarge"),  # entry points
     # Of torch and of DeepSpeed, on the pages for their users.
     *("gradient_as_bucket_view", "use_reentrant", "preserve_rng_state", "context_fn", "early_stop"),
     *("determinism_check", "number_checkpoints", "cpu_checkpointing", "partition_activations", "drop_last"),
@@ -55,8 +56,10 @@ def text_of(page: str) -> str:
 
 
 def quoted(page: str) -> list[str]:
-    """What is in backticks in the running text of a page."""
+    """What is in backticks in the running text of a page; without the names of other projects in tables."""
     prose = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
+    if page == "docs/coming_from/research.md":  # what to type here runs in a test of its own
+        prose = re.sub(r"^\|[^|]*\|[^|]*\|", "", prose, flags=re.MULTILINE)
     return re.findall(r"`([^`]+)`", prose)
 
 

@@ -1,7 +1,7 @@
 """The pages for users run as they stand: every Python block, every `remat` command, in the order of the page.
 
 The blocks of a page share one namespace. A block with a title is written to the file of that name too. Each
-page begins in an empty folder.
+page begins in an empty folder. Where a table has a column of what to type here, each line in it runs as well.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     *("index", "budgets", "options", "troubleshooting", "performance", "solvers"),
     *("coming_from/checkpoint", "coming_from/deepspeed", "coming_from/activation_memory_budget"),
+    "coming_from/research",
 )
 OTHER_COMMANDS = re.compile(r"pip install |hatch run |python examples/|torchrun |export ")
 """What a page may show and no test here runs; `test_examples` runs the examples."""
@@ -45,6 +46,15 @@ def blocks(page: str) -> list[Block]:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     found = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', text, flags=re.DOTALL | re.MULTILINE)
     return [Block(*each) for each in found]
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of each row of the tables of what to type here, in order."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| there \| here \| remark \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [
+        [cell.strip() for cell in row.strip("|").split("|")] for table in tables for row in table.splitlines()
+    ]
 
 
 def run(command: str) -> None:
@@ -84,6 +94,22 @@ def test_the_page_runs(page: str, folder: Path) -> None:
         elif block.language == "console":
             for line in block.text.splitlines():
                 run(line)
+    commands = set()
+    for _, here, _ in rows(page):
+        for line in re.findall("`(.*?)`", here):
+            if not re.match(rf"remat |{OTHER_COMMANDS.pattern}", line):
+                exec(compile(line, f"{page}.md: {line}", "exec"), names)
+            elif line not in commands:  # several rows may name the same one
+                commands.add(line)
+                run(line)
+
+
+def test_every_row_has_a_line_or_says_that_there_is_none() -> None:
+    """What users of the research projects know: each has a line that runs here, or no counterpart."""
+    found = rows("coming_from/research")
+    wrong = [row for row in found if not re.fullmatch(r"no counterpart|`[^`]+`( `[^`]+`)*", row[1])]
+    assert [] == wrong
+    assert len(found) > 100
 
 
 def test_a_page_asks_what_users_of_other_methods_ask() -> None:

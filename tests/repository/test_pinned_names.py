@@ -496,6 +496,7 @@ SOLVERS = {
     "auto",
 }
 PLATFORMS = {"a100-spec", "flops", "h100-spec", "h200-spec", "roofline", "rtx4090-spec", "v100-spec"}
+PLATFORMS |= {"c5.24xlarge-spec", "k80-spec", "c524xlarge", "p2xlarge", "p32xlarge"}
 PROJECTS: dict[str, tuple[str, dict[str, set[str]], set[str], set[str]]] = {
     "graph": ("remat-graph", {"remat.platforms": PLATFORMS}, set(), set()),
     "solvers": (
@@ -562,7 +563,7 @@ VERBS = {
         "--out",
         "--graph-out",
     },
-    "check": SOLVE | NAMED | {"--batch", "--ways", "--outputs", "--gradients", "--steps"},
+    "check": SOLVE | NAMED | {"--batch", "--ways", "--outputs", "--gradients", "--plan", "--steps"},
     "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out"},
     "min-budget": {"graph", "--time-limit", "--gradients", "--json"},
     "sweep": NAMED
@@ -591,6 +592,7 @@ VERBS = {
         *("--dataflow", "--snapshot", "--trace"),
     },
     "solvers": set(),
+    "zoo": {"name", "--output", "--json"},
 }
 
 

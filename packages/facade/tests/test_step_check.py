@@ -110,14 +110,18 @@ def test_a_peak_above_the_budget_is_a_problem(found: StepCheck) -> None:
 def test_the_command(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its table and its object; the exit code says whether all promises hold."""
+    """Its table, and its object for a saved plan; the exit code says whether all promises hold."""
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "checked.py").write_text(FACTORY)
-    command = ["check", f"{tmp_path / 'checked.py'}:make", "--budget", "60%", "--time-limit", "2", *words]
-    assert main([*command, "--steps", "1"]) == 0
+    target = [f"{tmp_path / 'checked.py'}:make", "--budget", "60%", "--time-limit", "2", *words]
+    assert main(["check", *target, "--steps", "1"]) == 0
     shown = capsys.readouterr()
     assert (shown.out.count("identical"), shown.err) == (4, "")
-    assert main([*command, "--steps", "1", "--json"]) == 0
+    saved = str(tmp_path / "plan.json")
+    assert main(["plan", *target, "--solver", "greedy", "--out", saved]) == 0
+    capsys.readouterr()
+    assert main(["check", *target, "--plan", saved, "--steps", "1", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
+    assert facts["plan"]["solver"] == "greedy"
     assert (facts["holds"], facts["problems"], facts["missed"]) == (True, [], 0)
     assert facts["planned"]["allocator_nbytes"] <= facts["plan"]["budget_nbytes"]

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from remat_graph import OpCost, Platform
+from remat_graph import OpCost, Platform, get_platform
 from remat_graph.platforms import data_sheets
-from remat_graph.platforms.data_sheets import DataSheet, a100, h100, h200, rtx4090, v100
+from remat_graph.platforms.base import links_of
+from remat_graph.platforms.data_sheets import DataSheet, a100, c5_24xlarge, h100, h200, k80, rtx4090, v100
 
 DEVICES = {"a100": a100, "h100": h100, "h200": h200, "rtx4090": rtx4090, "v100": v100}
+DEVICES |= {"k80": k80, "c5.24xlarge": c5_24xlarge}
+CHECKMATE = {"p32xlarge": v100, "p2xlarge": k80, "c524xlarge": c5_24xlarge}
+"""The machines of Checkmate's profiles, by its names."""
 
 
 def seconds(device: DataSheet, operator: str, arithmetic: str = "", **cost: Any) -> float:
@@ -33,6 +37,20 @@ def test_each_device_is_a_platform_of_its_name() -> None:
         assert device.name.startswith(f"{name}-spec (by its data sheet, not measured")
         assert device.name != make(nbytes_per_s=1e12, launch_s=0.0).name
         assert device == make()
+    for name, make in CHECKMATE.items():
+        module, _, attribute = points[name].partition(":")
+        assert getattr(import_module(module), attribute) is make
+
+
+def test_a_device_is_found_without_the_ending() -> None:
+    """A name says that nothing was measured, and need not be typed."""
+    assert get_platform("v100") == get_platform("v100-spec") == v100()
+    assert get_platform("h100", launch_s=0.0) == h100(launch_s=0.0)
+
+
+def test_a_cpu_has_no_links_and_a_device_has() -> None:
+    """Its memory is that of the host."""
+    assert {name for name, make in DEVICES.items() if links_of(make()) is None} == {"c5.24xlarge"}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +68,8 @@ def test_each_device_is_a_platform_of_its_name() -> None:
         (v100, "bfloat16", 15.7),
         (v100, "tf32", 15.7),
         (rtx4090, "bfloat16", 165.2),
+        (k80, "float16", 4.37),
+        (c5_24xlarge, "float64", 4.6),
     ],
 )
 def test_products_take_the_rate_of_their_arithmetic(device: Any, arithmetic: str, tflops: float) -> None:

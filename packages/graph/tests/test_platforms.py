@@ -66,7 +66,7 @@ def test_platforms_are_found_by_name() -> None:
 def test_an_unknown_platform_names_the_known() -> None:
     """The message is one line."""
     with pytest.raises(
-        UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*h200-spec, roofline"
+        UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*h200-spec, .*roofline"
     ):
         get_platform("abacus")
 

@@ -25,6 +25,7 @@ from remat_facade.cli.solve import smallest_budget, solve
 from remat_facade.cli.sweep import sweep
 from remat_facade.cli.terminal import complain, give_up_output
 from remat_facade.cli.version import show_version
+from remat_facade.cli.zoo import zoo
 
 app = typer.Typer(
     name="remat",
@@ -60,6 +61,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "show": show,
     "config": config,
     "solvers": solvers,
+    "zoo": zoo,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -1,5 +1,6 @@
 """The command `remat check`: a planned step against the original one."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +27,9 @@ def check(
     ways: options.WaysOption = None,
     outputs: options.OutputsOption = None,
     gradients: options.GradientsOption = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run this saved plan, instead of planning.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Timed steps of each side.")] = 5,
     json: options.JsonOption = False,
 ) -> None:
@@ -46,8 +50,13 @@ def check(
     named = Target.parse(target, input, batch)
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
-            chosen = {"config": config, "solver": solver, "seed": seed, "time_limit_s": time_limit}
-            chosen |= {"ways": ways, "outputs": outputs, "gradients": gradients}
+            chosen: dict[str, Any] = {
+                "config": config,
+                "solver": solver,
+                "seed": seed,
+                "time_limit_s": time_limit,
+            }
+            chosen |= {"ways": ways, "outputs": outputs, "gradients": gradients, "plan": plan}
             found = _checked(named, budget, method, chosen, steps, update)
         facts = attrs.asdict(found, recurse=False) | {"plan": plan_facts(found.plan)}
         output.facts |= facts | {"holds": not found.problems, "problems": found.problems}

@@ -31,6 +31,7 @@ import attrs
 
 from remat_facade.errors import PlanNotKept
 from remat_facade.planning.method import Method
+from remat_facade.planning.shipped_plans import SHIPPED, shipped_of
 from remat_graph import BadFile, ForeignPlan, Graph, OverBudget, Plan, RematError, fingerprint, structure
 from remat_graph.serialization.json_reader import read_sealed, write_sealed
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
@@ -58,6 +59,7 @@ class Zoo:
 
     folder: Path  # the folder of the files
     times: str  # the source of the graph's times: a device with its flags, or a platform
+    shipped: Path = SHIPPED  # plans that came with the package, carried over where none were saved
     _warned: set[str] = attrs.field(factory=set, init=False)
 
     def find(self, graph: Graph, budget_nbytes: int, method: Method) -> Plan | None:
@@ -91,7 +93,10 @@ class Zoo:
         return plan
 
     def of_step(self, graph: Graph, method: Method) -> list[Plan]:
-        """Plans of the same step at other sizes or budgets, the latest first; not simulated on this graph."""
+        """Plans of the same step at other sizes or budgets, the latest first; not simulated on this graph.
+
+        Last come the plans of the package, which are for steps that make new gradients.
+        """
         key = self.key(graph, 0, method)
         paths = sorted(self._paths(f"plan-v{VERSION}-*{_step_of(graph)}"), key=_used_s, reverse=True)
         found = []
@@ -101,7 +106,7 @@ class Zoo:
                 of = dict(reader.get("key").mapping())
                 if {**of, **{name: key[name] for name in _OF_SIZE}} == key:
                     found.append(plan_from_data(reader.get("plan").data, source=str(path)))
-        return found
+        return found if "grads" in method.parameters else found + shipped_of(structure(graph), self.shipped)
 
     def keep(self, graph: Graph, budget_nbytes: int, method: Method, plan: Plan) -> None:
         """Save a plan; it atomically replaces an earlier one."""

@@ -17,6 +17,8 @@ from remat_graph.ir import Graph, Implementation
 from remat_graph.links import Links
 
 GROUP = "remat.platforms"
+BY_DATA_SHEET = "-spec"
+"""The ending of names of devices of which nothing was measured."""
 
 _rate = attrs.validators.and_(attrs.validators.gt(0.0), attrs.validators.lt(float("inf")))
 _delay = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.lt(float("inf")))
@@ -133,12 +135,15 @@ def platform_names() -> tuple[str, ...]:
 def get_platform(name: str, **options: Any) -> Platform:
     """Make the platform with a name of `platform_names()`; options such as ``flops_per_s`` go to its class.
 
+    A device that is known by its data sheet may be named without the ending: ``v100`` for ``v100-spec``.
+
     Raises:
         UnknownPlatform: no platform has that name.
     """
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            return cast(Platform, entry.load()(**options))
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    entry = known.get(name) or known.get(f"{name}{BY_DATA_SHEET}")
+    if entry is not None:
+        return cast(Platform, entry.load()(**options))
     raise UnknownPlatform(name=name, known=platform_names())
 
 

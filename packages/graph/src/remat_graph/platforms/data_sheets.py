@@ -1,6 +1,6 @@
 """Predict operator times from a device's data sheet and from the shares of it that kernels reach.
 
-An operator takes the longer of computing and moving bytes, after a launch. The rates are NVIDIA's, without
+An operator takes the longer of computing and moving bytes, after a launch. The rates are the makers', without
 sparsity. Each share below has a source of its own. The sources give ranges: the shares of products and of
 flash attention on Hopper, and the copies around convolutions, were chosen within them after a comparison with
 published and measured steps (``benchmarks/platforms.py``), so agreement with those steps is no proof.
@@ -90,7 +90,7 @@ class DataSheet:
         nbytes_per_s: bandwidth of its memory.
         flash_share: of the rate of products that torch's flash attention reaches.
         launch_s: seconds of an operator that does nothing.
-        links: bandwidths between the device and its host, and of the host's memory.
+        links: bandwidths between the device and its host, and of the host's memory; None for a CPU.
     """
 
     device: str
@@ -102,7 +102,9 @@ class DataSheet:
         converter=float,
         validator=attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.lt(float("inf"))),
     )
-    links: Links = attrs.field(validator=attrs.validators.instance_of(Links))
+    links: Links | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.instance_of(Links))
+    )
 
     @property
     def name(self) -> str:
@@ -227,4 +229,27 @@ v100 = partial(
     tflops={"float16": 125.0, "float32": 15.7, "float64": 7.8},
     nbytes_per_s=0.9e12,
     links=_links(_PCIE_3, _SERVER),
+)
+
+# "Tesla K80 GPU accelerator", board specification BD-07317-001, 2015: a board has two GPUs, and a device here
+# is one of them, with half of the board's 8.74 and 2.91 TFLOP/s at the boost clock and half of its 480 GB/s.
+# Kepler computes nothing in 16 bits.
+k80 = partial(
+    DataSheet,
+    device="k80-spec",
+    tflops={"float32": 4.37, "float64": 1.455},
+    nbytes_per_s=0.24e12,
+    links=_links(_PCIE_3, _SERVER),
+)
+
+# "Amazon EC2 C5 instances", 2020: 96 virtual CPUs, so 48 cores, of two Intel Xeon Platinum 8275CL at 3.0 GHz.
+# Each core has two AVX-512 units ("Second generation Intel Xeon scalable processors", 2019), so 64 operations
+# in float32 a cycle, and each socket six channels of DDR4-2933, of 23.5 GB/s. That an operator of torch takes
+# 5 microseconds on a CPU if it does nothing is assumed.
+c5_24xlarge = partial(
+    DataSheet,
+    device="c5.24xlarge-spec",
+    tflops={"float32": 9.2, "float64": 4.6},
+    nbytes_per_s=0.2816e12,
+    launch_s=5e-6,
 )
