@@ -327,9 +327,11 @@ PUBLIC = {
     "generate_config": {"type"},
     "limit_memory": {"model", "budget", "sample", "loss", "options"},
     "load_config": {"path"},
+    "load_plan": {"path", "graph"},
     "planned": {"model"},
     "release": {"model"},
     "save_config": {"config", "path"},
+    "save_plan": {"plan", "path"},
 }
 
 
@@ -561,10 +563,11 @@ VERBS = {
         "--zoo",
         "--no-zoo",
         "--out",
+        "--plan-out",
         "--graph-out",
     },
     "check": SOLVE | NAMED | {"--batch", "--ways", "--outputs", "--gradients", "--plan", "--steps"},
-    "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out"},
+    "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out", "--out"},
     "min-budget": {"graph", "--time-limit", "--gradients", "--json"},
     "sweep": NAMED
     | {"--batch", "--platform", "--ways", "--outputs", "--solvers", "--solver", "--budgets", "--points"}

@@ -22,6 +22,8 @@ from remat_facade import (
     Rockmate,
     from_config,
     generate_config,
+    limit_memory,
+    planned,
     save_config,
 )
 from remat_facade.entrypoints.inputs import as_call
@@ -217,6 +219,24 @@ def test_a_saved_plan_is_used_again(
     fails(OverBudget, lambda: Hiremate(model, sample, "50%", plan=made, **quick))
     (tmp_path / "plan.json").write_text("{")
     fails(BadFile, lambda: Hiremate(model, sample, "100%", plan=tmp_path / "plan.json", **quick))
+
+
+def test_a_limit_takes_the_plan_of_another_day(
+    model: nn.Module, sample: Tensor, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """The README's lines: the plan of a step in a file; with the file nothing is searched."""
+    file = tmp_path / "plan.json"
+    limit_memory(model, "100%", **quick)
+    model(sample).backward()
+    first = planned(model)
+    assert first is not None
+    remat_facade.save_plan(first.plan, file)
+    assert first.plan.schedule == remat_facade.load_plan(file).schedule
+    limit_memory(model, "100%", plan=file, **quick | {"solver": "greedy"})
+    model(sample).backward()
+    second = planned(model)
+    assert second is not None
+    assert ("noremat", first.plan.schedule) == (second.plan.solver, second.plan.schedule)
 
 
 def test_samples_of_every_kind_mean_the_same_call(

@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from remat_facade import __version__, load_config
-from remat_facade.cli.app import main
+from remat_facade.cli.app import app, main
 from remat_facade.config.types import config_types
 from remat_solvers import solver_names
 
@@ -27,6 +30,14 @@ def test_help_is_quick_and_imports_nothing_heavy(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage" in done.stdout
+
+
+def test_no_two_options_of_a_command_have_one_explanation() -> None:
+    """A command that writes several files says what each of them is."""
+    command: Any = typer.main.get_command(app)
+    for verb, each in command.commands.items():
+        texts = Counter(parameter.help for parameter in each.params if parameter.help)
+        assert [] == [text for text, count in texts.items() if count > 1], verb
 
 
 @pytest.mark.parametrize("name", config_types())

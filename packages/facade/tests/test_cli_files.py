@@ -52,9 +52,9 @@ SHOW = ["show", "plan.json", "--graph", "graph.json"]
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ([*PLAN, "--out", "new", "--graph-out", "new"], ("--graph-out", "--out")),
-        ([*PLAN, "--out", "make.py"], ("--out", "MODULE:FACTORY")),
-        ([*PLAN, "--config", "config.yaml", "--out", "config.yaml"], ("--out", "--config")),
+        ([*PLAN, "--plan-out", "new", "--graph-out", "new"], ("--graph-out", "--plan-out")),
+        ([*PLAN, "--plan-out", "make.py"], ("--plan-out", "MODULE:FACTORY")),
+        ([*PLAN, "--config", "config.yaml", "--plan-out", "config.yaml"], ("--plan-out", "--config")),
         (
             [*PLAN, "--platform", "platform.json", "--graph-out", "platform.json"],
             ("--graph-out", "--platform"),

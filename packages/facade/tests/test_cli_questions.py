@@ -131,4 +131,6 @@ def test_the_largest_batch_of_a_model(
     words = ["--budget", "200KiB", "--time-limit", "2", "--gradients", "present"]
     assert main(["max-batch", target, *words]) == 0
     assert batch(planned) < batch(capsys.readouterr().out)
-    assert main(["max-batch", target, "--budget", "1KiB"]) == 1
+    for size in ("--budget", "--device-memory"):
+        assert main(["max-batch", target, size, "600KiB", "--first", "10000"]) == 1
+        assert f"a batch of 10000 does not fit: raise {size} or" in capsys.readouterr().err

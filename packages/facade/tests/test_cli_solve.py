@@ -101,7 +101,7 @@ def test_a_plan_for_gradients_that_are_present(tmp_path: Path, capsys: pytest.Ca
 def test_a_plan_is_shown_with_its_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The pictures and the page are written, and the numbers are on stdout."""
     plan = tmp_path / "plan.json"
-    assert solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan) == 0
+    assert solve(UNET, "--budget", "100%", "--solver", "noremat", "--out", plan) == 0
     png, matrix, html = tmp_path / "new" / "plan.png", tmp_path / "matrix.png", tmp_path / "plan.html"
     words = ["--graph", str(UNET), "--png", str(png), "--matrix", str(matrix), "--html", str(html)]
     assert main(["show", str(plan), *words]) == 0

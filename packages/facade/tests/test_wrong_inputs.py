@@ -87,7 +87,7 @@ WITHOUT_TORCH = [
     ([*PLAN, "--optimizer", "adamm"], "name one of adafactor"),
     ([*PLAN, "--solver", "nobody"], "unknown solver 'nobody'"),
     ([*PLAN, "--ways", "all"], "'all' is not one of 'exact', 'rounding', 'none'"),
-    ([*PLAN, "--out", "a", "--graph-out", "a"], "--graph-out names the same file as --out"),
+    ([*PLAN, "--plan-out", "a", "--graph-out", "a"], "--graph-out names the same file as --plan-out"),
     ([*PLAN, "--out", "wrong.py"], "names the same file as MODULE:FACTORY"),
     ([*PLAN, "--input", "3x224y224"], "is not a shape: give sizes such as 3x224x224"),
     ([*PLAN, "--input", "0x4"], "is not a shape: give sizes such as 3x224x224"),

@@ -55,9 +55,7 @@ def test_the_smallest_budget_has_a_plan(folder: Path, capsys: pytest.CaptureFixt
     assert remat_command.main(["min-budget", "graph.json"]) == 0
     smallest, floor, *_ = capsys.readouterr().out.splitlines()
     nbytes, floor_nbytes = (int(line.split("(")[1].split()[0]) for line in (smallest, floor))
-    assert (
-        remat_command.main(["solve", "graph.json", "--budget", str(nbytes), "--plan-out", "plan.json"]) == 0
-    )
+    assert remat_command.main(["solve", "graph.json", "--budget", str(nbytes), "--out", "plan.json"]) == 0
     capsys.readouterr()
     plan = load_plan(folder / "plan.json", GRAPH)
     assert plan.peak_nbytes == nbytes < plan.noremat_peak_nbytes

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         PlanNotKept,
         UnknownOptimizer,
     )
-    from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError
+    from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, load_plan, save_plan
     from remat_offload import (
         BadWeights,
         CannotPin,
@@ -115,9 +115,11 @@ __all__ = [
     "generate_config",
     "limit_memory",
     "load_config",
+    "load_plan",
     "planned",
     "release",
     "save_config",
+    "save_plan",
 ]
 
 _MODULES = {

@@ -181,7 +181,7 @@ class BadBudget(RematError):
             return f"budget {self.budget}: {self.problem}; did you mean {self.meant}?"
         wanted = ["whole bytes such as 2147483648", 'a size such as "2GiB" or "800MB"']
         if self.share:
-            wanted.append('a share of the unplanned peak such as "40%"')
+            wanted.append('a percentage such as "40%"')
         if self.auto:
             wanted.append('"auto" for what the device has left')
         return f"budget {self.budget}: {self.problem}; give {', '.join(wanted[:-1])}, or {wanted[-1]}"

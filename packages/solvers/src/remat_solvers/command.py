@@ -82,7 +82,7 @@ def _parser() -> ArgumentParser:
         )
     plan.add_argument("--budget", required=True, help='bytes, "2GiB", "800MB", or a share such as "40%%"')
     plan.add_argument("--solver", default="auto", help="the method; `remat solvers` lists all")
-    plan.add_argument("--plan-out", metavar="FILE", type=Path, help="write the plan to this file")
+    plan.add_argument("--plan-out", "--out", metavar="FILE", type=Path, help="write the plan to this file")
     plan.set_defaults(run=_solve)
     smallest.set_defaults(run=_min_budget)
     verbs.add_parser("solvers", help="list the solvers").set_defaults(run=_solvers)

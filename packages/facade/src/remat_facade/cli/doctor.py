@@ -27,7 +27,7 @@ def doctor(
     gradients: options.GradientsOption = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Explain what binds memory and where planning time goes; a saved graph needs no torch."""
+    """Explain what binds memory and where planning time goes."""
     import attrs
 
     from remat_facade.cli.checks import check_budget, check_graph_budget, check_method

@@ -63,7 +63,8 @@ def largest_batch(
     if ended_early:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in found.values()):
-        complain(f"a batch of {first} does not fit: raise --budget or --max-overhead")
+        size = "--device-memory" if budget is None else "--budget"
+        complain(f"a batch of {first} does not fit: raise {size} or --max-overhead")
         raise typer.Exit(DOES_NOT_FIT)
 
 

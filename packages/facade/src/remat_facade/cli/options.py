@@ -16,7 +16,10 @@ def seconds(given: float | None) -> float | None:
 
 
 BudgetOption = Annotated[
-    str, typer.Option(help='Bytes, "2GiB", "800MB", or a share of the unplanned peak such as "40%".')
+    str,
+    typer.Option(
+        help='Bytes, "2GiB", "800MB", or "40%": gradients and 40 % of what else the unplanned step holds.'
+    ),
 ]
 StepSizeOption = Annotated[str | None, typer.Option(metavar="SIZE", help='Bytes of a step: "2GiB", "800MB".')]
 WholeDeviceOption = Annotated[
@@ -30,8 +33,8 @@ WholeDeviceOption = Annotated[
 BudgetOrAutoOption = Annotated[
     str,
     typer.Option(
-        help='Bytes, "2GiB", "800MB", a share of the unplanned peak ("40%"), or "auto": the free memory '
-        "less gradients and optimizer states."
+        help='Bytes, "2GiB", "800MB", "40%": gradients and 40 % of what else the unplanned step holds; or '
+        '"auto": the free memory less gradients and optimizer states.'
     ),
 ]
 SolversOption = Annotated[
@@ -78,7 +81,23 @@ GradientsOption = Annotated[
         "(accumulation, zero_grad(set_to_none=False)). [default: new, or the config's]"
     ),
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to this file.")]
+PlanOutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan-out",
+        "--out",
+        metavar="FILE",
+        help="Save the plan, for limit_memory(model, budget, plan=FILE) and `remat show`.",
+    ),
+]
+GraphOutOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Save the graph, for `remat solve`, `sweep` and `show --graph`."),
+]
+OrderOutOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Save the order of the ops, repeats included.")
+]
 GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A graph, saved or of the corpus.")]
 TargetArgument = Annotated[
     str,

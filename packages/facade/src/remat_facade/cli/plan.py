@@ -34,8 +34,8 @@ def plan(
     outputs: options.OutputsOption = None,
     gradients: options.GradientsOption = None,
     zoo: Annotated[bool, typer.Option(help="Load a saved plan if one matches, and save new plans.")] = True,
-    out: options.OutOption = None,
-    graph_out: options.OutOption = None,
+    plan_out: options.PlanOutOption = None,
+    graph_out: options.GraphOutOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Plan your model, and report whether it fits."""
@@ -53,7 +53,7 @@ def plan(
 
     check_model_budget(budget)
     check_paths(
-        {"--out": out, "--graph-out": graph_out},
+        {"--plan-out": plan_out, "--graph-out": graph_out},
         {"MODULE:FACTORY": target.rpartition(":")[0], "--config": config, "--platform": platform},
     )
     device_nbytes = None if device_memory is None else size_of(device_memory)
@@ -65,7 +65,7 @@ def plan(
     named = Target.parse(target, input, batch)
     with CommandOutput(as_json=json) as output:
         graph, made, fit = _planned(named, budget, method, optimizer, device_nbytes, times, zoo, output)
-        deliver(output, made, out)
+        deliver(output, made, plan_out)
         output.facts |= {"fit": fit, "fits": fit.fits}
         output.show(fit_table(fit))
         output.save(graph_out, lambda path: save_graph(graph, path))

@@ -9,8 +9,10 @@ from remat_facade.cli import options
 
 
 def show(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
-    graph: Annotated[Path | None, typer.Option(metavar="FILE", help="The graph of the plan.")] = None,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, of `remat plan --plan-out`.")],
+    graph: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its graph, of `remat plan --graph-out`.")
+    ] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw memory over time.")] = None,
     matrix: Annotated[
         Path | None,
@@ -32,7 +34,7 @@ def show(
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Show a plan, layer by layer; with its graph also recomputed operators and pictures."""
+    """Show a saved plan by layers; with its graph, draw it."""
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import draw, plan_facts
     from remat_facade.files import check_paths
@@ -44,7 +46,8 @@ def show(
     places |= {"--dataflow": dataflow, "--snapshot": snapshot, "--trace": trace}
     check_paths(places, {"PLAN": plan, "--graph": graph})
     if graph is None and any(places.values()):
-        raise typer.BadParameter("a picture needs the graph of the plan: add --graph FILE")
+        advice = "add --graph FILE, which `remat plan --graph-out FILE` writes"
+        raise typer.BadParameter(f"a picture needs the graph of the plan: {advice}")
     loaded = load_graph(graph) if graph is not None else None
     made = load_plan(plan, loaded)
     with CommandOutput(as_json=json) as output:

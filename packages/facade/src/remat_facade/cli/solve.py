@@ -12,8 +12,8 @@ def solve(
     seed: options.SeedOption = 0,
     time_limit: options.TimeLimitOption = None,
     gradients: options.GradientsOption = None,
-    order_out: options.OutOption = None,
-    plan_out: options.OutOption = None,
+    order_out: options.OrderOutOption = None,
+    plan_out: options.PlanOutOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Plan a saved graph; needs no torch."""

@@ -1,5 +1,6 @@
 """The command `remat sweep`: methods against each other, over budgets."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,8 +24,8 @@ def sweep(
     ways: options.WaysOption = None,
     outputs: options.OutputsOption = None,
     time_limit: options.TimeLimitOption = None,
-    csv: options.OutOption = None,
-    png: options.OutOption = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as CSV.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a curve for each method.")] = None,
     json: options.JsonOption = False,
 ) -> None:
     """Compare methods over budgets."""
