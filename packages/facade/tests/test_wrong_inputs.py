@@ -82,7 +82,7 @@ WITHOUT_TORCH = [
     ([*PLAN[:3], "lots"], '"auto" for what the device has left'),
     ([*PLAN, "--device-memory", "80"], 'did you mean "80GiB"?'),
     ([*PLAN, "--device-memory", "50%"], "a percentage is not a number of bytes; give"),
-    ([*PLAN, "--platform", "h100"], "choose one of a100-spec"),
+    ([*PLAN, "--platform", "h1000"], "choose one of a100-spec"),
     ([*PLAN, "--platform", "nowhere.json"], "nowhere.json: no such file"),
     ([*PLAN, "--optimizer", "adamm"], "name one of adafactor"),
     ([*PLAN, "--solver", "nobody"], "unknown solver 'nobody'"),

@@ -165,7 +165,7 @@ class _Portfolio:
         )
 
     def search(self, starts: list[Ints], coarse: CoarseBound | None) -> None:
-        """Walk from the starts, then from the best; beside that, rounds of `coarse` give more starts."""
+        """Walk from the starts, then from the best; alongside, rounds of `coarse` give more starts."""
         known = self.known
         walks = self.walks(known, self.settings.seed, lanes=LANES)
         walks.begin(starts, self.deadline)
