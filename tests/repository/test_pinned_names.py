@@ -590,7 +590,7 @@ VERBS = {
         *("plan", "--graph", "--png", "--matrix", "--html", "--json"),
         *("--dataflow", "--snapshot", "--trace"),
     },
-    "solvers": set(),
+    "solvers": {"--json"},
 }
 
 

@@ -132,3 +132,9 @@ def test_the_largest_batch_of_a_model(
     assert main(["max-batch", target, *words]) == 0
     assert batch(planned) < batch(capsys.readouterr().out)
     assert main(["max-batch", target, "--budget", "1KiB"]) == 1
+    assert "raise --budget" in capsys.readouterr().err
+    assert main(["max-batch", target, "--device-memory", "80KiB"]) == 1  # less than parameters and gradients
+    shown = capsys.readouterr()
+    assert batch(shown.out) == 0
+    assert "a batch of 1 does not fit: " in shown.err
+    assert "nothing is left" in shown.err

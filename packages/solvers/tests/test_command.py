@@ -1,18 +1,24 @@
 """`remat` with remat-solvers alone plans saved graphs, and reports each mistake in one line."""
 
+import itertools
+import os
+import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import remat_command
 from remat_graph import load_plan, save_graph
 from remat_graph.testing.random_graphs import random_graph
-from remat_solvers import solver_names
+from remat_solvers import Deadline, command, solver_names
+from remat_solvers.stopping import default_limit_s
+from remat_solvers.testing import chain
 
 GRAPH = random_graph(5, 9)
 OWN = EntryPoint(name="solvers", value="remat_solvers.command:main", group="remat.command")
@@ -43,11 +49,11 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_a_plan_is_shown_and_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file holds a plan of the graph within the budget."""
-    words = ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "plan.json"]
+    words = ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "new/plan.json"]
     assert remat_command.main(words) == 0
-    plan = load_plan(folder / "plan.json", GRAPH)
+    plan = load_plan(folder / "new" / "plan.json", GRAPH)
     assert plan.budget_nbytes == plan.noremat_peak_nbytes
-    assert f"{plan.summary()}\nwrote plan.json\n" == capsys.readouterr().out
+    assert f"{plan.summary()}\nwrote new/plan.json\n" == capsys.readouterr().out
 
 
 def test_the_smallest_budget_has_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,15 +90,71 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
             ["solve", "graph.json", "--budget", "60%", "--time-limit", "nan"],
             "expected seconds above 0, got 'nan'",
         ),
-        (
-            ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "no/folder/x"],
-            "No such",
-        ),
+        (["solve", "graph.json", "--budget", "60%", "--plan-out", "."], "it is a folder"),
+        (["solve", "graph.json", "--budget", "60%", "--plan-out", "./graph.json"], "same file as GRAPH.json"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With what came and what to do; the exit code is 2."""
     assert part in complaint(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["solve", "chain.json", "--budget", "60%", "--plan-out", "plan.json"], "a faster plan may exist"),
+        (["min-budget", "chain.json"], "a smaller budget may work too"),
+    ],
+)
+def test_ctrl_c_gives_the_best_until_then(
+    words: list[str], advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is shown and written; one line says that the search ended early."""
+    checks = itertools.count(1)
+    limits: list[float | None] = []
+
+    def interrupted_at_30(seconds: float | None) -> Deadline:
+        limits.append(seconds)
+        return Deadline(on_check=lambda: signal.raise_signal(signal.SIGINT) if next(checks) == 30 else None)
+
+    graph = chain(24, skips=4)
+    save_graph(graph, "chain.json")
+    monkeypatch.setattr(command, "Deadline", interrupted_at_30)
+    monkeypatch.setattr("remat_solvers.switching.compile_first", lambda _: None)
+    assert remat_command.main(words) == 130
+    shown = capsys.readouterr()
+    assert f"remat: interrupted: {advice}\n" == shown.err
+    assert shown.out
+    assert limits == [default_limit_s(len(graph.ops)) if words[0] == "solve" else None]
+    assert next(checks) > 30
+    if words[0] == "solve":
+        assert "cut short by Ctrl-C" in shown.out
+        assert load_plan("plan.json", graph).peak_nbytes <= 0.6 * load_plan("plan.json").noremat_peak_nbytes
+
+
+def test_ctrl_c_before_a_command_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """While its modules are imported; one line, not a traceback."""
+
+    def load(_: EntryPoint) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    assert remat_command.main(["solvers"]) == 130
+    assert capsys.readouterr().err == "remat: interrupted\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+@pytest.mark.parametrize("word", ["solvers", "--help"])
+def test_an_output_that_nobody_reads(word: str) -> None:
+    """As that of `remat solvers | head -1` once `head` has ended: the command ends in silence."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from remat_solvers.command import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, word], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_help_and_no_words(capsys: pytest.CaptureFixture[str]) -> None:
