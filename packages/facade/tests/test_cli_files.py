@@ -126,7 +126,7 @@ def test_a_pipe_is_written_to(folder: Path) -> None:
     ids=["help", "line", "json", "table"],
 )
 def test_an_output_that_nobody_reads(words: list[str], folder: Path) -> None:
-    """As that of `remat ... | head -1` once `head` has ended: the command ends in silence, its files written."""
+    """As in `remat ... | head -1` once `head` has ended: the command ends in silence, its files written."""
     reader, writer = os.pipe()
     os.close(reader)
     code = "import sys; from remat_facade.cli.app import main; sys.exit(main())"
