@@ -129,8 +129,16 @@ def test_ctrl_c_gives_the_smallest_budget_until_then(
         signal.raise_signal(signal.SIGINT)
         assert deadline.reached()
         order = Schedule.from_order(graph, range(len(graph.ops)))
-        floor = {"floor_nbytes": 7, "floor_op": "a", "floor_place": "a", "floor_reason": "b"}
-        return MinBudget(nbytes=9, schedule=order, floor_op_nbytes=7, cut_short=True, **floor)  # type: ignore[arg-type]
+        return MinBudget(
+            nbytes=9,
+            schedule=order,
+            floor_nbytes=7,
+            floor_op="a",
+            floor_place="a",
+            floor_reason="b",
+            floor_op_nbytes=7,
+            cut_short=True,
+        )
 
     monkeypatch.setattr(queries, "min_budget", found)
     monkeypatch.setattr(switching, "compile_first", lambda _: None)
