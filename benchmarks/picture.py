@@ -18,11 +18,11 @@ import torch
 from remat_executor import step_graph
 from remat_facade.demo.tasks import Task, get_task
 from remat_facade.entrypoints.inputs import as_call
-from remat_facade.files import write_whole
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.report.picture import draw, png
 from remat_graph import Graph, format_seconds
 from remat_graph.platforms.base import with_times
+from remat_graph.serialization.outputs import write_whole
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "memory.png"
 BUDGET, MOST_APART, STEPS = "40%", 2.0, 5

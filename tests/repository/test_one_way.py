@@ -25,6 +25,7 @@ PACKAGES = Path(__file__).resolve().parents[2] / "packages"
             {
                 "cli/target.py",
                 "demo/tasks.py",
+                "remat_facade/libraries.py",
                 "torch_private/inductor.py",
                 "torch_private/lookup.py",
                 "remat_facade/__init__.py",

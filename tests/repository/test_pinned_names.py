@@ -594,7 +594,7 @@ VERBS = {
         *("plan", "--graph", "--png", "--matrix", "--html", "--json"),
         *("--dataflow", "--snapshot", "--trace"),
     },
-    "solvers": set(),
+    "solvers": {"--json"},
     "zoo": {"name", "--output", "--json"},
 }
 

@@ -108,8 +108,9 @@ def test_a_shell_completes_commands(
         (["min-budget", str(GPT2), "--time-limit", "1"], {"graph_name", "nbytes", "floor_nbytes"}),
         (["sweep", str(GPT2), "--solvers", "noremat", "--budgets", "100%"], {"curves", "graph_name"}),
         (["doctor", str(GPT2), "--solver", "noremat", "--budget", "100%", "--time-limit", "1"], {"advice"}),
+        (["solvers"], {"solvers"}),
     ],
-    ids=["solve", "min-budget", "sweep", "doctor"],
+    ids=["solve", "min-budget", "sweep", "doctor", "solvers"],
 )
 def test_a_result_is_one_object(words: list[str], keys: set[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With `--json` it is all that is on stdout."""

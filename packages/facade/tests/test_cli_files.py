@@ -10,8 +10,8 @@ import pytest
 
 from remat_facade import CannotWrite
 from remat_facade.cli.app import main
-from remat_facade.files import check_paths, write_whole
 from remat_graph import load_graph, load_plan
+from remat_graph.serialization.outputs import check_paths, write_whole
 
 from .corpus import GRAPHS
 
@@ -114,6 +114,29 @@ def test_a_pipe_is_written_to(folder: Path) -> None:
     assert not Path("pipe").is_file()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["config", "auto"],
+        ["solvers", "--json"],
+        [*SOLVE, "--solver", "noremat", "--plan-out", "new"],
+    ],
+    ids=["help", "line", "json", "table"],
+)
+def test_an_output_that_nobody_reads(words: list[str], folder: Path) -> None:
+    """As in `remat ... | head -1` once `head` has ended: the command ends in silence, its files written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from remat_facade.cli.app import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert ("new" in words) == Path("new").is_file()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes are posix")
 def test_what_is_asked_for_has_the_mode_of_any_file(folder: Path) -> None:
     """Plans, graphs, orders, pictures, pages and configs follow the umask."""
@@ -167,7 +190,7 @@ def test_an_endless_file(words: list[str], capsys: pytest.CaptureFixture[str]) -
 def test_solvers_and_budgets_are_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong name is found before the work."""
     capsys.readouterr()
-    assert main(["sweep", "nowhere.json", "--solvers", "auto,nobody"]) == 2
+    assert main(["sweep", "platform.json", "--solvers", "auto,nobody"]) == 2  # which is no graph
     assert "unknown solver 'nobody'" in capsys.readouterr().err
     assert main(["demo", "--budget", "many"]) == 2
     assert "budget 'many'" in capsys.readouterr().err

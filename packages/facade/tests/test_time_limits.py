@@ -8,10 +8,11 @@ import pytest
 from remat_facade import NoRoom
 from remat_facade.cli.app import main
 from remat_facade.planning import planner as planning
-from remat_facade.planning.method import Method, default_limit_s
+from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
+from remat_solvers.stopping import default_limit_s
 from remat_solvers.switching import compiled
 from remat_solvers.testing import chain
 

@@ -19,6 +19,7 @@ UNET = str(GRAPHS / "unet.json")
 PLAN = ["plan", "wrong.py:make", "--budget", "50%"]
 
 FACTORY = """
+import threading
 import torch
 from torch import nn
 
@@ -39,6 +40,11 @@ def wide():
 
 def text():
     return nn.Linear(4, 4), "sample"
+
+def locked():
+    model = nn.Linear(4, 4)
+    model.lock = threading.Lock()
+    return model, torch.randn(2, 4)
 
 def number():
     return 3, torch.randn(2, 4)
@@ -91,6 +97,7 @@ WITHOUT_TORCH = [
     ([*PLAN, "--out", "wrong.py"], "names the same file as MODULE:FACTORY"),
     ([*PLAN, "--input", "3x224y224"], "is not a shape: give sizes such as 3x224x224"),
     ([*PLAN, "--input", "0x4"], "is not a shape: give sizes such as 3x224x224"),
+    ([*PLAN, "--input", "9" * 5000], "is not a shape: give sizes such as 3x224x224"),
     ([*PLAN, "--batch", "0"], "--batch"),
     (["plan", "wrong.py", "--budget", "50%"], "expected MODULE:FACTORY"),
     (["plan", "wrong", "--budget", "50%"], "expected MODULE:FACTORY"),
@@ -117,6 +124,8 @@ WITHOUT_TORCH = [
     (["sweep", UNET, "--platform", "h100-spec"], "--platform is for a model: give MODULE:FACTORY"),
     (["sweep", UNET, "--csv", "a", "--png", "a"], "--png names the same file as --csv"),
     (["sweep", "nowhere.py:make"], "no such file nowhere.py"),
+    (["sweep", "torchvision.models.resnet50"], "no such file; for a model give train.py:make, or its name"),
+    (["doctor", "torchvision.models.resnet50"], "with --input 3x224x224"),
     (["doctor", UNET, "--outputs", "kept"], "--outputs is for a model: give MODULE:FACTORY"),
     (["doctor", UNET, "--budget", "many"], "'many'"),
     (["doctor", "wrong.py:make", "--budget", "40"], 'did you mean "40%" or "40GiB"?'),
@@ -142,6 +151,7 @@ WITH_TORCH = [
     (["plan", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
     (["plan", "wrong.py:model", "--input", "5", "--budget", "50%"], "with inputs of shape (1, 5)"),
     (["check", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
+    (["check", "wrong.py:locked", "--budget", "50%"], "copying the model raised TypeError: cannot pickle"),
     (["plan", "wrong.py:text", "--budget", "50%"], "sample: is of type str; expected a tensor"),
     (["plan", "wrong.py:number", "--budget", "50%"], "model: is of type int; expected an nn.Module"),
     (["plan", "wrong.py:make", "--budget", "900TiB"], 'give less, or a percentage such as "40%"'),

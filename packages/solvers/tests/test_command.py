@@ -1,18 +1,23 @@
 """`remat` with remat-solvers alone plans saved graphs, and reports each mistake in one line."""
 
+import os
+import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import remat_command
-from remat_graph import load_plan, save_graph
+from remat_graph import Graph, RematError, Schedule, load_plan, save_graph
 from remat_graph.testing.random_graphs import random_graph
-from remat_solvers import solver_names
+from remat_solvers import Deadline, MinBudget, Solution, command, queries, solver_names, switching
+from remat_solvers.solve import solve
+from remat_solvers.stopping import default_limit_s
 
 GRAPH = random_graph(5, 9)
 OWN = EntryPoint(name="solvers", value="remat_solvers.command:main", group="remat.command")
@@ -43,11 +48,11 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_a_plan_is_shown_and_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file holds a plan of the graph within the budget."""
-    words = ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "plan.json"]
+    words = ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "new/plan.json"]
     assert remat_command.main(words) == 0
-    plan = load_plan(folder / "plan.json", GRAPH)
+    plan = load_plan(folder / "new" / "plan.json", GRAPH)
     assert plan.budget_nbytes == plan.noremat_peak_nbytes
-    assert f"{plan.summary()}\nwrote plan.json\n" == capsys.readouterr().out
+    assert f"{plan.summary()}\nwrote new/plan.json\n" == capsys.readouterr().out
 
 
 def test_the_smallest_budget_has_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,15 +87,103 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
             ["solve", "graph.json", "--budget", "60%", "--time-limit", "nan"],
             "expected seconds above 0, got 'nan'",
         ),
-        (
-            ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "no/folder/x"],
-            "No such",
-        ),
+        (["solve", "graph.json", "--budget", "60%", "--plan-out", "."], "it is a folder"),
+        (["solve", "graph.json", "--budget", "60%", "--plan-out", "./graph.json"], "same file as GRAPH.json"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With what came and what to do; the exit code is 2."""
     assert part in complaint(capsys, *words)
+
+
+def test_ctrl_c_gives_the_best_plan_until_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is shown and written, and one line says that the search ended early."""
+
+    def solved(graph: Graph, budget_nbytes: int, solver: str, deadline: Deadline) -> Solution:
+        assert deadline.seconds == default_limit_s(len(graph.ops))
+        signal.raise_signal(signal.SIGINT)
+        assert deadline.reached()
+        return solve(graph, budget_nbytes, solver, deadline)
+
+    monkeypatch.setattr(command, "solve", solved)
+    words = ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--plan-out", "plan.json"]
+    assert remat_command.main(words) == 130
+    shown = capsys.readouterr()
+    assert shown.err == "remat: interrupted: a faster plan may exist\n"
+    assert "cut short by Ctrl-C" in shown.out
+    assert load_plan("plan.json", GRAPH).solver_stats["interrupted"] is True
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_gives_the_smallest_budget_until_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The search has no limit by the clock unless one is given, as that of the facade."""
+
+    def found(graph: Graph, deadline: Deadline) -> MinBudget:
+        assert deadline.seconds is None
+        signal.raise_signal(signal.SIGINT)
+        assert deadline.reached()
+        order = Schedule.from_order(graph, range(len(graph.ops)))
+        return MinBudget(
+            nbytes=9,
+            schedule=order,
+            floor_nbytes=7,
+            floor_op="a",
+            floor_place="a",
+            floor_reason="b",
+            floor_op_nbytes=7,
+            cut_short=True,
+        )
+
+    monkeypatch.setattr(queries, "min_budget", found)
+    monkeypatch.setattr(switching, "compile_first", lambda _: None)
+    assert remat_command.main(["min-budget", "graph.json"]) == 130
+    shown = capsys.readouterr()
+    assert shown.err == "remat: interrupted: a smaller budget may work too\n"
+    assert "time was up before smaller budgets were tried" in shown.out
+
+
+def test_ctrl_c_where_nothing_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no error of the budget, and no file is written."""
+
+    def solved(graph: Graph, budget_nbytes: int, solver: str, deadline: Deadline) -> Solution:
+        signal.raise_signal(signal.SIGINT)
+        raise RematError("no plan")
+
+    monkeypatch.setattr(command, "solve", solved)
+    words = ["solve", "graph.json", "--budget", "100%", "--plan-out", "plan.json"]
+    assert remat_command.main(words) == 130
+    assert capsys.readouterr().err == "remat: interrupted; files of earlier runs are unchanged\n"
+    assert not Path("plan.json").exists()
+
+
+def test_ctrl_c_before_a_command_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """While its modules are imported; one line, not a traceback."""
+
+    def load(_: EntryPoint) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    assert remat_command.main(["solvers"]) == 130
+    assert capsys.readouterr().err == "remat: interrupted\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are posix")
+def test_an_output_that_nobody_reads() -> None:
+    """As that of `remat solvers | head -1` once `head` has ended: the command ends in silence."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from remat_solvers.command import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "solvers"], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_help_and_no_words(capsys: pytest.CaptureFixture[str]) -> None:

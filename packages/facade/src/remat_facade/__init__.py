@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         BadOption,
         BadSample,
         BudgetAboveDevice,
-        CannotWrite,
         MethodNotAvailable,
         NoRoom,
         NotFound,
@@ -48,7 +47,16 @@ if TYPE_CHECKING:
         PlanNotKept,
         UnknownOptimizer,
     )
-    from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, load_plan, save_plan
+    from remat_graph import (
+        BadBudget,
+        BadFile,
+        CannotWrite,
+        ForeignPlan,
+        OverBudget,
+        RematError,
+        load_plan,
+        save_plan,
+    )
     from remat_offload import (
         BadWeights,
         CannotPin,

@@ -1,6 +1,5 @@
 """Errors of the entry points and the command: one small class per mistake, one line per message."""
 
-from pathlib import Path
 from typing import ClassVar
 
 import attrs
@@ -179,22 +178,6 @@ class MissingExtra(RematError):
 
     def __str__(self) -> str:
         return f"{self.wanted_for} needs {self.library}: pip install {self.library}"
-
-
-@attrs.frozen(kw_only=True, str=False)
-class CannotWrite(RematError):
-    """A file cannot be written; an existing file at the path is unchanged.
-
-    Attributes:
-        path: the file.
-        reason: the system's message.
-    """
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: cannot be written ({self.reason}): choose another path"
 
 
 @attrs.frozen(kw_only=True, str=False)

@@ -4,6 +4,7 @@ from remat_graph.budget import Budget, noremat_peak_nbytes, parse_nbytes, resolv
 from remat_graph.errors import (
     BadBudget,
     BadFile,
+    CannotWrite,
     FalseBound,
     ForeignPlan,
     InvalidGraph,
@@ -48,6 +49,7 @@ __all__ = [
     "BadBudget",
     "BadFile",
     "Budget",
+    "CannotWrite",
     "Compute",
     "Deliver",
     "FalseBound",

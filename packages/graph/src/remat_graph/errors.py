@@ -4,6 +4,7 @@ import difflib
 import functools
 import reprlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
@@ -126,6 +127,22 @@ class BadFile(ProblemError):
 
 class ForeignPlan(BadFile):
     """A saved plan was made for another graph."""
+
+
+@attrs.frozen(kw_only=True, str=False)
+class CannotWrite(RematError):
+    """A file cannot be written; an existing file at the path is unchanged.
+
+    Attributes:
+        path: the file.
+        reason: the system's message.
+    """
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: cannot be written ({self.reason}): choose another path"
 
 
 @attrs.frozen(kw_only=True, str=False)

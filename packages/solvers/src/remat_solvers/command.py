@@ -4,12 +4,14 @@ import sys
 import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from remat_command import printable
+from remat_command import INTERRUPTED, UNREAD, USER_ERROR, give_up_output, printable
 from remat_graph import (
+    Budget,
     Plan,
     RematError,
     format_nbytes,
@@ -19,15 +21,15 @@ from remat_graph import (
     save_plan,
 )
 from remat_graph.errors import cut
+from remat_graph.serialization.outputs import check_paths, save_to
 from remat_solvers.protocol import Deadline
 from remat_solvers.registry import about_solver, get_solver, solver_names
 from remat_solvers.solve import solve
+from remat_solvers.stopping import INTERRUPTED as CUT_SHORT
+from remat_solvers.stopping import default_limit_s, stopped_by_interrupts
 
-USER_ERROR, INTERRUPTED = 2, 130
-"""Exit codes: an error of the user, and Ctrl-C."""
-
-LIMIT_S = 20.0
-"""Seconds for a search if no limit is given."""
+Answer = tuple[str, str]
+"""What a command prints; and one line if Ctrl-C ended its search, else nothing."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -38,20 +40,37 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
+    """Run the command; report every error that is expected in one line."""
     try:
-        options = _parser().parse_args(words)
-        _say(options.run(options))
-    except SystemExit as ended:  # of the parser, which has printed help or one line
-        return ended.code if isinstance(ended.code, int) else USER_ERROR
+        code = _ended(words)
+        sys.stdout.flush()  # here, where an output that cannot be written is one line
     except KeyboardInterrupt:
         _complain("interrupted; files of earlier runs are unchanged")
         return INTERRUPTED
     except RematError as error:
         _complain(str(error))
         return USER_ERROR
-    except OSError as error:
+    except BrokenPipeError:
+        give_up_output()
+        return UNREAD
+    except OSError as error:  # errors of files have their own class: it is the output
+        give_up_output()
         _complain(f"system error: {error.strerror or error}; check the output and the disk")
         return USER_ERROR
+    return code
+
+
+def _ended(words: list[str]) -> int:
+    """Run the command; return the exit code."""
+    try:
+        options = _parser().parse_args(words)
+    except SystemExit as ended:  # it has printed help or one line
+        return ended.code if isinstance(ended.code, int) else USER_ERROR
+    text, interrupted = options.run(options)
+    sys.stdout.write(printable(text, sys.stdout.encoding) + "\n")
+    if interrupted:
+        _complain(f"interrupted: {interrupted}")
+        return INTERRUPTED
     return 0
 
 
@@ -77,8 +96,7 @@ def _parser() -> ArgumentParser:
             "--time-limit",
             metavar="SECONDS",
             type=_seconds,
-            default=LIMIT_S,
-            help="stop then, with the best result so far (default: %(default)s)",
+            help="stop then, with the best result so far",
         )
     plan.add_argument("--budget", required=True, help='bytes, "2GiB", "800MB", or a share such as "40%%"')
     plan.add_argument("--solver", default="auto", help="the method; `remat solvers` lists all")
@@ -99,17 +117,20 @@ def _seconds(word: str) -> float:
     return seconds
 
 
-def _solve(options: Namespace) -> str:
+def _solve(options: Namespace) -> Answer:
     """Plan a saved graph; the summary of the plan."""
     get_solver(options.solver)  # raises for an unknown name, before the long work
+    Budget.parse(options.budget)
+    check_paths({"--plan-out": options.plan_out}, {"GRAPH.json": options.graph})
     graph = load_graph(options.graph)
     budget_nbytes = resolve_budget(options.budget, graph)
     if budget_nbytes < noremat_peak_nbytes(graph):
         from remat_solvers.switching import compile_first
 
         compile_first(_complain)
-    deadline = Deadline(options.time_limit)
-    solution = solve(graph, budget_nbytes, options.solver, deadline)
+    deadline = Deadline(options.time_limit or default_limit_s(len(graph.ops)))
+    with stopped_by_interrupts(deadline):
+        solution = solve(graph, budget_nbytes, options.solver, deadline)
     assert solution.schedule is not None  # `solve` raises where there is none
     plan = Plan.from_schedule(
         graph,
@@ -117,25 +138,26 @@ def _solve(options: Namespace) -> str:
         budget_nbytes=budget_nbytes,
         lower_bound_s=solution.lower_bound_s,
         solver=options.solver,
-        solver_stats=solution.stats,
+        solver_stats={**solution.stats, **({CUT_SHORT: True} if deadline.stopped else {})},
         versions={name: version(name) for name in ("remat-graph", "remat-solvers")},
         deadline_hit=deadline.hit,
     )
     lines = [plan.summary()]
     if options.plan_out is not None:
-        save_plan(plan, options.plan_out)
-        lines.append(f"wrote {options.plan_out}")
-    return "\n".join(lines)
+        lines.append(f"wrote {save_to(options.plan_out, partial(save_plan, plan))}")
+    return "\n".join(lines), "a faster plan may exist" if deadline.stopped else ""
 
 
-def _min_budget(options: Namespace) -> str:
+def _min_budget(options: Namespace) -> Answer:
     """Find the smallest budget of a saved graph; it and the floor below which none exists."""
     from remat_solvers.queries import min_budget
     from remat_solvers.switching import compile_first
 
     graph = load_graph(options.graph)
     compile_first(_complain)
-    found = min_budget(graph, Deadline(options.time_limit))
+    deadline = Deadline(options.time_limit)
+    with stopped_by_interrupts(deadline):
+        found = min_budget(graph, deadline)
     lines = [
         f"smallest budget with a schedule: {format_nbytes(found.nbytes)} ({found.nbytes} bytes)",
         f"no schedule exists below: {format_nbytes(found.floor_nbytes)} ({found.floor_nbytes} bytes)",
@@ -143,19 +165,14 @@ def _min_budget(options: Namespace) -> str:
         found.floor_reason,
         *(["time was up before smaller budgets were tried"] if found.cut_short else []),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines), "a smaller budget may work too" if deadline.stopped else ""
 
 
-def _solvers(_: Namespace) -> str:
+def _solvers(_: Namespace) -> Answer:
     """Every solver and what it does."""
     names = solver_names()
     width = max(map(len, names), default=0)
-    return "\n".join(f"{name:{width}}  {about_solver(name)}" for name in names)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(printable(text, sys.stdout.encoding) + "\n")
-    sys.stdout.flush()  # here, where an output that cannot be written is one line
+    return "\n".join(f"{name:{width}}  {about_solver(name)}" for name in names), ""
 
 
 def _complain(line: str) -> None:

@@ -3,7 +3,7 @@
 Each command is in a file of its own and imports the heavy libraries that it needs when it runs, so help is
 quick and `remat solve` needs no torch. A user error gives one line on stderr and exit code 2. Ctrl-C ends a
 search, whose best result so far is shown and written, with one line and exit code 130; before there is one,
-or pressed again, it ends the command.
+or pressed again, it ends the command. A model that does not fit, or a failed check, gives exit code 1.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from remat_command import INTERRUPTED, UNREAD, USER_ERROR, give_up_output
 from remat_facade.cli.check import check
 from remat_facade.cli.demo import demo
 from remat_facade.cli.doctor import doctor
@@ -23,7 +24,7 @@ from remat_facade.cli.plan import plan
 from remat_facade.cli.show import show
 from remat_facade.cli.solve import smallest_budget, solve
 from remat_facade.cli.sweep import sweep
-from remat_facade.cli.terminal import complain, give_up_output
+from remat_facade.cli.terminal import complain
 from remat_facade.cli.version import show_version
 from remat_facade.cli.zoo import zoo
 
@@ -33,9 +34,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-USER_ERROR, INTERRUPTED = 2, 130
-"""Exit codes: an error of the user, and Ctrl-C. A model that does not fit, or a failed check, gives 1."""
 
 _COMPLETION = "_REMAT_COMPLETE"  # a shell that completes a line sets this variable
 
@@ -91,6 +89,8 @@ def _run(words: list[str]) -> int:
         complain(f"{problem}; see `{command} --help`")
         return USER_ERROR
     except SystemExit as ended:  # raised by the model or a function that it calls
+        if isinstance(ended.__context__, BrokenPipeError):  # or by the libraries that print
+            return UNREAD
         if _COMPLETION in os.environ or any(word.endswith("-completion") for word in words):
             raise
         complain(f"the model ended the program (exit code {ended.code!r:.60}): remove its call of sys.exit")

@@ -73,13 +73,15 @@ def _checked(
     """Plan a copy of the model, with options of `Hiremate`, and compare."""
     import copy
 
+    from remat_facade.cli.target import guarded
     from remat_facade.entrypoints.inputs import as_call
     from remat_facade.entrypoints.rockmate import Hiremate
     from remat_facade.report.step_check import check_step
 
     model, sample, sample_kwargs = target.load()
     args, kwargs = as_call(sample, sample_kwargs)
-    planned = Hiremate(copy.deepcopy(model), args, budget, sample_kwargs=kwargs, on_progress=update, **chosen)
+    same = guarded(target.name, "copying the model", lambda: copy.deepcopy(model))
+    planned = Hiremate(same, args, budget, sample_kwargs=kwargs, on_progress=update, **chosen)
     return check_step(
         model,
         planned,

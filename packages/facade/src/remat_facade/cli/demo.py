@@ -23,7 +23,7 @@ def demo(
 ) -> None:
     """Train a real model with and without a budget, and compare."""
     from remat_facade.cli.checks import check_budget
-    from remat_facade.files import check_paths
+    from remat_graph.serialization.outputs import check_paths
 
     check_budget(budget)
     check_paths({"--out": out / "plan.json"})

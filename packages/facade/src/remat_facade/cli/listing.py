@@ -1,7 +1,7 @@
 """The commands `remat config` and `remat solvers`: what there is to choose from."""
 
 from remat_facade.cli import options
-from remat_facade.cli.terminal import say, show
+from remat_facade.cli.terminal import say
 
 
 def config(type: options.TypeArgument, out: options.OutOption = None) -> None:
@@ -16,10 +16,13 @@ def config(type: options.TypeArgument, out: options.OutOption = None) -> None:
         say(f"wrote {save_config(made, out)}")
 
 
-def solvers() -> None:
+def solvers(json: options.JsonOption = False) -> None:
     """List the solvers."""
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.report.table import Table
     from remat_solvers import about_solver, solver_names
 
-    rows = tuple((name, about_solver(name)) for name in solver_names())
-    show(Table(title="solvers", columns=("name", "what it does"), rows=rows, prose=True))
+    with CommandOutput(as_json=json) as output:
+        rows = tuple((name, about_solver(name)) for name in solver_names())
+        output.facts["solvers"] = dict(rows)
+        output.show(Table(title="solvers", columns=("name", "what it does"), rows=rows, prose=True))

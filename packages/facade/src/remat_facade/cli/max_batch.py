@@ -41,7 +41,7 @@ def largest_batch(
     from remat_facade.planning.state_rules import rule_of
     from remat_facade.report.table import batch_facts, batch_table
     from remat_graph import find_platform
-    from remat_solvers import max_batch, solve_present, solve_switches
+    from remat_solvers import MaxBatch, max_batch, solve_present, solve_switches
 
     if (budget is None) == (device_memory is None):
         raise typer.BadParameter("give either --budget, the bytes of a step, or --device-memory")
@@ -54,27 +54,34 @@ def largest_batch(
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
             load = partial(named.load, meta=times is not None)
-            nbytes = size_nbytes if device_memory is None else _left_of(load(first), size_nbytes, optimizer)
+            nbytes, advice = size_nbytes, "raise --budget or --max-overhead"
+            if device_memory is not None:
+                nbytes, advice = _left_of(load(first), size_nbytes, optimizer)
             graph_of = _graphs(load, update, platform=times, ways=ways, outputs=outputs)
             search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
-            found, ended_early = largest(search, names)
+            nothing = {name: MaxBatch(batch=0, solution=None, refused=first) for name in names}
+            found, ended_early = largest(search, names) if nbytes else (nothing, False)
         output.facts |= {"target": target, "budget_nbytes": nbytes, "methods": batch_facts(found)}
         output.show(batch_table(target, nbytes, found))
     if ended_early:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in found.values()):
-        size = "--device-memory" if budget is None else "--budget"
-        complain(f"a batch of {first} does not fit: raise {size} or --max-overhead")
+        complain(f"a batch of {first} does not fit: {advice}")
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> int:
-    """Bytes of a device that remain for a step."""
+def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> tuple[int, str]:
+    """Bytes of a device that remain for a step, 0 if none do; and what to say if no batch fits."""
     from remat_facade.entrypoints.inputs import check_model
+    from remat_facade.errors import NothingLeft
     from remat_facade.planning.memory_fit import budget_on
 
     check_model(loaded[0], (), {}, filled=True)
-    return budget_on(loaded[0], optimizer, device_nbytes)
+    try:
+        nbytes = budget_on(loaded[0], optimizer, device_nbytes)
+    except NothingLeft as error:
+        return 0, f"{error.problem}; {error.advice}"
+    return nbytes, "raise --device-memory or --max-overhead"
 
 
 def _graphs(

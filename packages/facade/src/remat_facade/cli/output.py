@@ -14,14 +14,15 @@ import attrs
 import typer
 
 from remat_facade.cli.terminal import say, show
-from remat_facade.files import save_to, write_whole
 from remat_facade.report.table import Table
+from remat_graph.serialization.outputs import save_to, write_whole
 
 
 class CommandOutput:
-    """Shows tables and lines; with ``--json`` prints `facts` at the end, as the only line of stdout.
+    """Shows tables and lines at the end; with ``--json`` prints `facts`, as the only line of stdout.
 
-    What the user's code prints meanwhile is on stderr then.
+    What the user's code prints meanwhile is on stderr then. Nothing is shown before all files are written,
+    because a reader of stdout such as `head` may end before.
 
     Attributes:
         facts: what the object has; nothing is printed while it is empty.
@@ -30,6 +31,7 @@ class CommandOutput:
     def __init__(self, *, as_json: bool) -> None:
         self.facts: dict[str, Any] = {}
         self._as_json = as_json
+        self._shown: list[Table | str] = []
         self._redirect = redirect_stdout(sys.stderr)
 
     def __enter__(self) -> Self:
@@ -44,17 +46,20 @@ class CommandOutput:
             self._redirect.__exit__(kind, error, traceback)
             if self.facts:
                 typer.echo(json.dumps(plain(self.facts), allow_nan=False))
+            return
+        for each in self._shown:
+            if isinstance(each, Table):
+                show(each)
+            else:
+                say(each)
 
     def show(self, *tables: Table) -> None:
-        """Print tables, unless the output is JSON."""
-        if not self._as_json:
-            for table in tables:
-                show(table)
+        """Show tables at the end, unless the output is JSON."""
+        self._shown.extend(tables)
 
     def say(self, line: str) -> None:
-        """Print one line, unless the output is JSON."""
-        if not self._as_json:
-            say(line)
+        """Show one line at the end, unless the output is JSON."""
+        self._shown.append(line)
 
     def save(self, path: Path | None, save: Callable[[Path], None]) -> None:
         """Write a file by a function that writes atomically, and report the path; nothing without a path."""

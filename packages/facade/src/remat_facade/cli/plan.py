@@ -45,11 +45,11 @@ def plan(
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.cli.target import Target
     from remat_facade.entrypoints.model_budget import check_model_budget
-    from remat_facade.files import check_paths
     from remat_facade.planning.interrupts import interrupted
     from remat_facade.planning.method import choose_method
     from remat_facade.report.table import fit_table
     from remat_graph import find_platform, save_graph
+    from remat_graph.serialization.outputs import check_paths
 
     check_model_budget(budget)
     check_paths(

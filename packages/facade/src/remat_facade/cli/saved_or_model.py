@@ -8,6 +8,7 @@ import attrs
 import typer
 
 from remat_facade.cli.target import Target
+from remat_facade.errors import BadTarget
 from remat_facade.planning.planner import Progress
 from remat_graph import Graph, Platform, find_platform, load_graph
 
@@ -45,7 +46,7 @@ class SavedOrModel:
 
         Raises:
             BadParameter: an option of models is given with a saved graph.
-            BadTarget: there is no such model.
+            BadTarget: there is no such file or model.
             UnknownPlatform: there is no such platform.
         """
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -53,6 +54,9 @@ class SavedOrModel:
             if chosen:
                 name = next(iter(chosen))
                 raise typer.BadParameter(f"--{name} is for a model: give MODULE:FACTORY, or leave it out")
+            if not Path(place).exists():
+                problem = "no such file; for a model give train.py:make, or its name with --input 3x224x224"
+                raise BadTarget(target=place, problem=problem)
             return cls(place=place, target=None)
         named = chosen.pop("platform", None)
         times = None if named is None else find_platform(named)

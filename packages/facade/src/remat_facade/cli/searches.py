@@ -5,7 +5,6 @@ from functools import partial
 
 import attrs
 
-from remat_facade.planning.method import default_limit_s
 from remat_graph import Graph
 from remat_solvers import (
     BudgetPoint,
@@ -18,6 +17,7 @@ from remat_solvers import (
     get_solver,
     pareto,
 )
+from remat_solvers.stopping import default_limit_s
 
 Solve = Callable[[Solver, Problem, Deadline | None], Solution]
 """Runs a solver."""

@@ -21,11 +21,11 @@ def solve(
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
-    from remat_facade.files import check_paths
     from remat_facade.planning.interrupts import interrupted
     from remat_facade.planning.method import choose_method
     from remat_facade.planning.planner import RecomputePlanner
     from remat_graph import load_graph
+    from remat_graph.serialization.outputs import check_paths
 
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
     method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
@@ -53,10 +53,10 @@ def smallest_budget(
 
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.searches import EndedEarly
-    from remat_facade.planning.interrupts import stopped_by_interrupts
     from remat_facade.report.table import smallest_table
     from remat_graph import load_graph
     from remat_solvers import Deadline, min_budget, min_present_budget
+    from remat_solvers.stopping import stopped_by_interrupts
 
     with CommandOutput(as_json=json) as output:
         with progress(f"reading {graph}") as update:

@@ -33,9 +33,9 @@ def sweep(
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.saved_or_model import SavedOrModel
     from remat_facade.cli.searches import EndedEarly, methods_of, swept
-    from remat_facade.files import check_paths
     from remat_facade.report import sweep as report
     from remat_graph import Budget, resolve_budget
+    from remat_graph.serialization.outputs import check_paths
     from remat_solvers import budgets_of
 
     step = SavedOrModel.parse(target, input=input, batch=batch, platform=platform, ways=ways, outputs=outputs)

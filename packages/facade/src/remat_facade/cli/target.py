@@ -18,7 +18,7 @@ from remat_facade.errors import BadTarget
 from remat_graph.errors import text_of
 
 MOST_NAMES = 12  # of a module, in an error
-MOST_SIZE = 2**31  # of one dimension
+MOST_SIZE, MOST_DIGITS = 2**31, 10  # of one dimension
 
 _WITH_TORCHVISION = frozenset({"torchvision", "transformers", "timm"})  # they import torchvision
 
@@ -72,12 +72,12 @@ class Target:
         """
         place, name = self._split()
         if self.shape is not None and place.partition(".")[0] in _WITH_TORCHVISION:
-            from remat_facade.demo.tasks import import_torchvision
+            from remat_facade.libraries import import_torchvision
 
             import_torchvision()
-        module = _guarded(self.name, "importing it", lambda: _module(self.name, place))
+        module = guarded(self.name, "importing it", lambda: _module(self.name, place))
         # A lazy module, such as transformers, imports at this point.
-        factory = _guarded(self.name, f"importing {name}", lambda: getattr(module, name, None))
+        factory = guarded(self.name, f"importing {name}", lambda: getattr(module, name, None))
         if not callable(factory):
             raise BadTarget(
                 target=self.name, problem=f"{place} has no function {name}; {_names(module, name)}"
@@ -89,10 +89,10 @@ class Target:
             shape = self.shape
             doing = f"building {name} for an input of {'x'.join(map(str, shape))}"
             call = partial(built, self.name, factory, shape, batch or 1, meta=meta)
-            named: tuple[Any, Any, Any] = _guarded(self.name, doing, call)
+            named: tuple[Any, Any, Any] = guarded(self.name, doing, call)
             return named
         args = () if batch is None else (batch,)
-        made = _guarded(self.name, f"calling {name}({', '.join(map(repr, args))})", lambda: factory(*args))
+        made = guarded(self.name, f"calling {name}({', '.join(map(repr, args))})", lambda: factory(*args))
         if not isinstance(made, tuple) or len(made) not in (2, 3):
             came = (
                 f"{len(made)} values"
@@ -120,7 +120,10 @@ class Target:
 
 
 def _shape(target: str, text: str) -> tuple[int, ...]:
-    sizes = [int(size) if size.isdecimal() else 0 for size in text.strip().lower().split("x")]
+    sizes = [
+        int(size) if size.isdecimal() and len(size) <= MOST_DIGITS else 0
+        for size in text.strip().lower().split("x")
+    ]
     if not all(0 < size < MOST_SIZE for size in sizes):
         problem = f"--input {text!r:.40} is not a shape: give sizes such as 3x224x224, or a length: 128"
         raise BadTarget(target=target, problem=problem)
@@ -169,7 +172,7 @@ def _module(target: str, place: str) -> ModuleType:
     return module
 
 
-def _guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
+def guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
     """Call the user's code; turn any error into one line with its location."""
     try:
         return call()

@@ -3,8 +3,6 @@
 What a function needs is imported in it, so that help starts quickly.
 """
 
-import os
-import sys
 from collections.abc import Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -68,14 +66,6 @@ def complain(line: str) -> None:
     with suppress(OSError):  # if stderr is closed, the exit code still reports the failure
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         console.print(_text(console, f"remat: {line}"))
-
-
-def give_up_output() -> None:
-    """Discard buffered output that cannot be written, or Python would retry at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def progress(first: str) -> "Context[Progress]":

@@ -19,8 +19,8 @@ def zoo(
     """List the plans that come with remat, or show and write one; all are estimates by data sheets."""
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
-    from remat_facade.files import check_paths
     from remat_facade.planning.shipped_plans import shipped_plans
+    from remat_graph.serialization.outputs import check_paths
 
     plans = {each.name: each for each in shipped_plans()}
     if name is None and output is not None:

@@ -8,10 +8,10 @@ import yaml
 from remat_facade.config import yaml_reader
 from remat_facade.config.types import Config, class_of
 from remat_facade.errors import BadConfig
-from remat_facade.files import write_whole
 from remat_graph import BadFile
 from remat_graph.errors import shown
 from remat_graph.serialization.json_reader import read_text
+from remat_graph.serialization.outputs import write_whole
 
 FORMAT = 1
 

@@ -18,12 +18,12 @@ from remat_executor import MemoryMeter, allocator_peak
 from remat_executor.translation.dropped_outputs import OutputsState
 from remat_facade.demo.tasks import Batch, Task
 from remat_facade.entrypoints.rockmate import Hiremate
-from remat_facade.files import save_to, write_whole
 from remat_facade.planning.planner import PLANNING_S, Progress, silent
 from remat_facade.report import picture
 from remat_facade.report.html import page
 from remat_facade.report.table import Table, repeats_table
 from remat_graph import Graph, Plan, format_nbytes, format_seconds, save_graph, save_plan
+from remat_graph.serialization.outputs import save_to, write_whole
 
 SEED = 0
 METERED, RECORDED, TIMED = 0, 1, 3

@@ -4,7 +4,6 @@ import importlib
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import attrs
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade.errors import BadConfig, MissingExtra
-from remat_graph.errors import shown, text_of
+from remat_facade.libraries import import_torchvision
+from remat_graph.errors import shown
 
 Batch = Mapping[str, Tensor]
 
@@ -144,24 +144,3 @@ def _import(module: str, wanted_for: str, library: str = "") -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingExtra(library=library or module, wanted_for=wanted_for) from error
-
-
-def import_torchvision() -> ModuleType | None:
-    """Import torchvision even if its compiled operators do not match the installed torch (a CPU build).
-
-    Its Python code then lacks the schemas of two operators; no model of the demo calls them.
-    """
-    try:
-        return importlib.import_module("torchvision")
-    except ModuleNotFoundError:
-        return None
-    except RuntimeError as error:
-        if "torchvision::nms" not in text_of(error):
-            raise
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    torchvision = importlib.import_module("torchvision")
-    # The schemas exist as long as the Library object.
-    torchvision.__dict__["_schemas_of_remat"] = library
-    return torchvision

@@ -15,18 +15,10 @@ from remat_graph import Grads
 from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 from remat_solvers import solver_names, solver_parameters
-
-LIMIT_S, LARGE_LIMIT_S, LIMIT_OPS, LARGE_OPS = 20.0, 60.0, 1_000, 10_000
-"""Seconds for planning if no limit is given: for small and for large graphs, and what these are, in ops."""
+from remat_solvers.stopping import default_limit_s
 
 _COMMON = frozenset(field.name for field in attrs.fields(StepConfig))
 _OF_STEP = _COMMON.difference(field.name for field in attrs.fields(Config))
-
-
-def default_limit_s(ops: int) -> float:
-    """The limit by the clock for planning a graph of n ops, if the user gives none: linear between sizes."""
-    large = (ops - LIMIT_OPS) / (LARGE_OPS - LIMIT_OPS)
-    return LIMIT_S + (LARGE_LIMIT_S - LIMIT_S) * min(1.0, max(0.0, large))
 
 
 @attrs.frozen(kw_only=True)
@@ -38,12 +30,12 @@ class Method:
     parameters: Mapping[str, Any] = attrs.field(factory=dict)  # parameters of the solver, including the seed
     ways: str = "exact"  # which other ways to run ops a plan may choose, as for `Rockmate`
 
+    outputs: Literal["kept", "dropped"] = "kept"  # whether the caller keeps them, as for `Rockmate`
+    gradients: Literal["auto", "new", "present"] = "auto"  # what calls find, as for `Rockmate`
+
     def limit_s(self, ops: int) -> float:
         """The limit by the clock for planning a graph of n ops, in seconds."""
         return default_limit_s(ops) if self.time_limit_s is None else self.time_limit_s
-
-    outputs: Literal["kept", "dropped"] = "kept"  # whether the caller keeps them, as for `Rockmate`
-    gradients: Literal["auto", "new", "present"] = "auto"  # what calls find, as for `Rockmate`
 
     @property
     def grads(self) -> Grads:

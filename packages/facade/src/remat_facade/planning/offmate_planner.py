@@ -7,7 +7,6 @@ import attrs
 
 from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_facade.errors import NoRoom
-from remat_facade.planning.interrupts import INTERRUPTED, stopped_by_interrupts
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import PLANNING_S, StepPlanner
 from remat_facade.planning.versions import versions
@@ -17,6 +16,7 @@ from remat_offload import TrainingSession
 from remat_solvers import Problem
 from remat_solvers.offload.candidate import PERIODS
 from remat_solvers.offload.solver import Offload
+from remat_solvers.stopping import INTERRUPTED, stopped_by_interrupts
 
 ALIKE = 0.2
 """Largest relative difference of measured bandwidths and free host memory from those of a saved plan."""

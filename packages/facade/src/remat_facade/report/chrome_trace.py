@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 
-from remat_facade.files import write_whole
 from remat_facade.report.held import makers
 from remat_graph import (
     Compute,
@@ -26,6 +25,7 @@ from remat_graph import (
     Timeline,
     simulate,
 )
+from remat_graph.serialization.outputs import write_whole
 from remat_graph.simulator.lane_runs import LaneRun, lane_runs
 
 TRACKS = {

@@ -12,10 +12,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remat_facade.files import write_whole
 from remat_facade.report.flows import LayerFlow, layer_flows
 from remat_facade.report.picture import WIDE, Frame, Look, headline, new_figure, png
 from remat_graph import Graph, Plan, format_nbytes
+from remat_graph.serialization.outputs import write_whole
 
 LINE, MARGIN = 0.26, 0.2
 """Inches of a line of a row, and between rows."""

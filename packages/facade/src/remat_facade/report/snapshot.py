@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from remat_facade.files import write_whole
 from remat_facade.report.allocations import Allocations, Cause, StorageBlock, allocations
 from remat_facade.report.held import grouping, makers
 from remat_graph import Graph, Op, Plan
+from remat_graph.serialization.outputs import write_whole
 
 BASE = 2**32
 """The lowest address: a number that is clearly an address."""

@@ -1,10 +1,10 @@
-"""Write files atomically: a failure or an interruption leaves an existing file unchanged."""
+"""Paths that a user names for output: checked before long work, then written atomically."""
 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from remat_facade.errors import CannotWrite
+from remat_graph.errors import CannotWrite
 from remat_graph.serialization import atomic_write
 
 
