@@ -28,7 +28,7 @@ from remat_solvers.solve import solve
 from remat_solvers.stopping import INTERRUPTED as CUT_SHORT
 from remat_solvers.stopping import default_limit_s, stopped_by_interrupts
 
-Answer = tuple[str, str]
+Output = tuple[str, str]
 """What a command prints; and one line if Ctrl-C ended its search, else nothing."""
 
 
@@ -117,7 +117,7 @@ def _seconds(word: str) -> float:
     return seconds
 
 
-def _solve(options: Namespace) -> Answer:
+def _solve(options: Namespace) -> Output:
     """Plan a saved graph; the summary of the plan."""
     get_solver(options.solver)  # raises for an unknown name, before the long work
     Budget.parse(options.budget)
@@ -148,7 +148,7 @@ def _solve(options: Namespace) -> Answer:
     return "\n".join(lines), "a faster plan may exist" if deadline.stopped else ""
 
 
-def _min_budget(options: Namespace) -> Answer:
+def _min_budget(options: Namespace) -> Output:
     """Find the smallest budget of a saved graph; it and the floor below which none exists."""
     from remat_solvers.queries import min_budget
     from remat_solvers.switching import compile_first
@@ -168,7 +168,7 @@ def _min_budget(options: Namespace) -> Answer:
     return "\n".join(lines), "a smaller budget may work too" if deadline.stopped else ""
 
 
-def _solvers(_: Namespace) -> Answer:
+def _solvers(_: Namespace) -> Output:
     """Every solver and what it does."""
     names = solver_names()
     width = max(map(len, names), default=0)

@@ -207,10 +207,9 @@ class _Decisions:
         """
         all_off = self.search.found[frozenset()]
         if not self.search.fitting:
-            found = self.search.found.values()
-            lowest = min(found, key=lambda one: budget_floor(one.made.graph).nbytes)
-            smallest = min(found, key=lambda one: one.peak_nbytes)
-            return [[one] for one in {one.made.on: one for one in (lowest, smallest, all_off)}.values()]
+            lowest = min(self.search.found.values(), key=lambda one: budget_floor(one.made.graph).nbytes)
+            ones = (lowest, self.search.smallest or lowest, all_off)
+            return [[one] for one in {one.made.on: one for one in ones}.values()]
         best, off = self.search.fitting[0], self.off
         if off is not None and off.time_s - best.time_s <= WORTH * self.graph.time_s:
             return [[all_off]]
@@ -235,8 +234,7 @@ class _Decisions:
         self.report("candidates")
 
     def closed(self, gap: float = GAP) -> bool:
-        fitting = self.search.fitting
-        return bool(fitting) and fitting[0].time_s - self.lower_s <= gap * self.graph.time_s
+        return self.best_s - self.lower_s <= gap * self.graph.time_s
 
     @property
     def best_s(self) -> float:
