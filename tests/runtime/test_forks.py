@@ -62,11 +62,13 @@ WAITING = {  # what may wait, and where: whatever is new here must be shown not 
     },
     "Lock": {"remat_executor/inspection/read_recorder.py"},  # nobody waits: who does not get it goes on
     "Thread": {"remat_offload/copy_lanes/threaded.py"},
-    "ThreadPoolExecutor": {"remat_solvers/parallel.py"},  # a fork in it does the work of the threads itself
-    "wait": {"remat_solvers/parallel.py"},  # for those threads, by the process that began them
+    "ThreadPoolExecutor": {
+        "remat_solvers/running/parallel.py"
+    },  # a fork in it does the work of the threads itself
+    "wait": {"remat_solvers/running/parallel.py"},  # for those threads, by the process that began them
     "SimpleQueue": {"remat_offload/copy_lanes/threaded.py"},  # its lane's thread alone waits for it
     "RLock": {"remat_executor/fork_lock.py", "remat_offload/copy_lanes/threaded.py"},
-    "Popen": {"remat_solvers/subprocess_json.py"},  # looked at until a limit, and killed
+    "Popen": {"remat_solvers/running/subprocess_json.py"},  # looked at until a limit, and killed
     "select": {"remat_graph/serialization/pipes.py"},  # for somebody to open a pipe's other end, with a limit
 }
 MAKERS = {"threading", "queue", "multiprocessing", "subprocess", "concurrent", "asyncio", "signal", "select"}
@@ -122,9 +124,9 @@ def test_whatever_can_wait_is_known() -> None:
         ("remat_offload/copy_lanes/threaded.py", "thread.through.wait", 1),
         ("remat_offload/copy_lanes/threaded.py", "thread.join", 1),
         ("remat_executor/fork_lock.py", "self._lock.acquire", 1),
-        ("remat_solvers/subprocess_json.py", "process.communicate", 1),
+        ("remat_solvers/running/subprocess_json.py", "process.communicate", 1),
         ("remat_graph/serialization/pipes.py", "select.select", 1),
-        ("remat_solvers/parallel.py", "wait", 1),
+        ("remat_solvers/running/parallel.py", "wait", 1),
         ("remat_offload/engine/accumulation.py", "added.wait", 1),
     ],
 )

@@ -12,7 +12,7 @@ from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_graph import noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
-from remat_solvers.stopping import default_limit_s
+from remat_solvers.running.stopping import default_limit_s
 from remat_solvers.switching import compiled
 from remat_solvers.testing import chain
 

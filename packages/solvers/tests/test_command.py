@@ -15,9 +15,8 @@ import pytest
 import remat_command
 from remat_graph import Graph, RematError, Schedule, load_plan, save_graph
 from remat_graph.testing.random_graphs import random_graph
-from remat_solvers import Deadline, MinBudget, Solution, command, queries, solver_names, switching
-from remat_solvers.solve import solve
-from remat_solvers.stopping import default_limit_s
+from remat_solvers import Deadline, MinBudget, Solution, command, queries, solve, solver_names, switching
+from remat_solvers.running.stopping import default_limit_s
 
 GRAPH = random_graph(5, 9)
 OWN = EntryPoint(name="solvers", value="remat_solvers.command:main", group="remat.command")

@@ -14,8 +14,8 @@ from remat_graph import noremat_peak_nbytes
 from remat_graph.testing.random_switches import with_random_switches
 from remat_solvers import Deadline, Problem, Progress, get_solver, min_budget, solve_switches
 from remat_solvers.local_search import joint, min_peak
-from remat_solvers.parallel import LANES, batches, in_parallel
 from remat_solvers.portfolio import auto, walks
+from remat_solvers.running.parallel import LANES, batches, in_parallel
 from remat_solvers.switching import solving
 from remat_solvers.testing import mobile, random_graph, transformer, unet
 

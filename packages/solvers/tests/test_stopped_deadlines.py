@@ -8,7 +8,7 @@ import pytest
 
 from remat_graph import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Solution, get_solver, solve_present, solve_switches
-from remat_solvers.subprocess_json import run_json_module
+from remat_solvers.running.subprocess_json import run_json_module
 from remat_solvers.testing import chain
 
 PARTS = 200  # of a solver that may each find out for itself that time is up

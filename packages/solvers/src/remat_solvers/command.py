@@ -24,9 +24,9 @@ from remat_graph.errors import cut
 from remat_graph.serialization.outputs import check_paths, save_to
 from remat_solvers.protocol import Deadline
 from remat_solvers.registry import about_solver, get_solver, solver_names
+from remat_solvers.running.stopping import INTERRUPTED as CUT_SHORT
+from remat_solvers.running.stopping import default_limit_s, stopped_by_interrupts
 from remat_solvers.solve import solve
-from remat_solvers.stopping import INTERRUPTED as CUT_SHORT
-from remat_solvers.stopping import default_limit_s, stopped_by_interrupts
 
 Output = tuple[str, str]
 """What a command prints; and one line if Ctrl-C ended its search, else nothing."""

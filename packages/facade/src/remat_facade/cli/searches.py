@@ -17,7 +17,7 @@ from remat_solvers import (
     get_solver,
     pareto,
 )
-from remat_solvers.stopping import default_limit_s
+from remat_solvers.running.stopping import default_limit_s
 
 Solve = Callable[[Solver, Problem, Deadline | None], Solution]
 """Runs a solver."""

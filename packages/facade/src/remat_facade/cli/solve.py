@@ -56,7 +56,7 @@ def smallest_budget(
     from remat_facade.report.table import smallest_table
     from remat_graph import load_graph
     from remat_solvers import Deadline, min_budget, min_present_budget
-    from remat_solvers.stopping import stopped_by_interrupts
+    from remat_solvers.running.stopping import stopped_by_interrupts
 
     with CommandOutput(as_json=json) as output:
         with progress(f"reading {graph}") as update:

@@ -4,7 +4,7 @@ import warnings
 
 from remat_facade.errors import PlanningInterrupted
 from remat_graph import Plan
-from remat_solvers.stopping import INTERRUPTED
+from remat_solvers.running.stopping import INTERRUPTED
 
 
 def interrupted(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from remat_graph import Grads
 from remat_graph.errors import shown
 from remat_graph.serialization.fields import AnyPath
 from remat_solvers import solver_names, solver_parameters
-from remat_solvers.stopping import default_limit_s
+from remat_solvers.running.stopping import default_limit_s
 
 _COMMON = frozenset(field.name for field in attrs.fields(StepConfig))
 _OF_STEP = _COMMON.difference(field.name for field in attrs.fields(Config))

@@ -16,7 +16,7 @@ from remat_offload import TrainingSession
 from remat_solvers import Problem
 from remat_solvers.offload.candidate import PERIODS
 from remat_solvers.offload.solver import Offload
-from remat_solvers.stopping import INTERRUPTED, stopped_by_interrupts
+from remat_solvers.running.stopping import INTERRUPTED, stopped_by_interrupts
 
 ALIKE = 0.2
 """Largest relative difference of measured bandwidths and free host memory from those of a saved plan."""

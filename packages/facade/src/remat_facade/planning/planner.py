@@ -43,7 +43,7 @@ from remat_solvers import (
     solve_present,
     solve_switches,
 )
-from remat_solvers.stopping import INTERRUPTED, stopped_by_interrupts
+from remat_solvers.running.stopping import INTERRUPTED, stopped_by_interrupts
 
 Progress = Callable[[str], None]
 """Called with a short description when a stage begins."""

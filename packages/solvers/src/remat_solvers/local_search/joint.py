@@ -27,8 +27,8 @@ from remat_solvers.local_search.anneal import COLD, AnnealingWalk
 from remat_solvers.local_search.evict import evict
 from remat_solvers.local_search.min_peak import COOL, ROUNDS, Descent, default_peak_moves
 from remat_solvers.local_search.polish import polish
-from remat_solvers.parallel import in_parallel
 from remat_solvers.protocol import Deadline
+from remat_solvers.running.parallel import in_parallel
 
 QUICK_MOVES = 8_000  # of the walk to a first sequence that fits
 FIRST_PRICE = 30.0  # of bytes above the budget in that walk

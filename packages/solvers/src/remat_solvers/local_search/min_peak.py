@@ -19,8 +19,8 @@ import numpy as np
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
 from remat_solvers.local_search.anneal import SMALL_OPS, AnnealingWalk
 from remat_solvers.local_search.evict import evict
-from remat_solvers.parallel import in_parallel
 from remat_solvers.protocol import Deadline
+from remat_solvers.running.parallel import in_parallel
 
 FIRST_STEP = 0.85
 LAST_STEP = 0.995

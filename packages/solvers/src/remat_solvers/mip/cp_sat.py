@@ -31,7 +31,7 @@ from remat_solvers.bounds import budget_floor
 from remat_solvers.errors import BadParameter, SolverWarning
 from remat_solvers.mip.stage_program import StagedStep, staged_step
 from remat_solvers.protocol import Deadline, Problem, Solution, judge
-from remat_solvers.subprocess_json import NO_ORDER, order_of_ops, run_json_module
+from remat_solvers.running.subprocess_json import NO_ORDER, order_of_ops, run_json_module
 
 WORK = 600.0  # work limit in CP-SAT's deterministic units: about a second each
 GRACE_S = 5.0  # beyond the deadline, to start the process and to read its result

@@ -31,11 +31,11 @@ from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.methods.interval_dp import plan
 from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
-from remat_solvers.parallel import LANES, in_parallel
 from remat_solvers.portfolio.incumbent import Incumbent, warn
 from remat_solvers.portfolio.isolated import solve_in_subprocess
 from remat_solvers.portfolio.walks import MOVED, NEAR, WIDE, Walks
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
+from remat_solvers.running.parallel import LANES, in_parallel
 
 Stats = dict[str, int | float | str | bool]
 

@@ -11,7 +11,7 @@ import attrs
 
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_solvers.protocol import Deadline, Problem
-from remat_solvers.subprocess_json import NO_ORDER, START_S, order_of_ops, run_json_module
+from remat_solvers.running.subprocess_json import NO_ORDER, START_S, order_of_ops, run_json_module
 
 
 @attrs.frozen

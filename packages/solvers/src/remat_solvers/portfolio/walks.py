@@ -13,9 +13,9 @@ import attrs
 
 from remat_solvers.evaluation.arrays import Ints, evaluate
 from remat_solvers.local_search.anneal import COLD, AnnealingWalk, default_moves, fewer_moves
-from remat_solvers.parallel import batches, in_parallel
 from remat_solvers.portfolio.incumbent import Incumbent
 from remat_solvers.protocol import Deadline
+from remat_solvers.running.parallel import batches, in_parallel
 
 # Gaps as ratios of base time. Above the first, walks from the best plan are others; above the second, the
 # search gets twice the moves; below the last, neither the coarse program nor many walks are worth their time.

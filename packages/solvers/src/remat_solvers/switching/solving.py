@@ -32,8 +32,8 @@ from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
-from remat_solvers.parallel import batches, in_parallel
 from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge_schedule
+from remat_solvers.running.parallel import batches, in_parallel
 from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
