@@ -181,11 +181,11 @@ class _Portfolio:
             in_parallel([refine, alone.go_on], self.deadline)
             if known.closed():  # and what the walks did depends on when the rounds ended
                 return
-            known.take(alone.incumbent, self.deadline)
             walks.seed, walks.done, walks.tried = alone.seed, alone.done, alone.tried
-            best_s = known.best_s
-            walks.begin(found, self.deadline)
-            if known.best_s < best_s:
+            ahead = known.best_s < alone.incumbent.best_s
+            known.take(alone.incumbent, self.deadline)
+            if ahead:
+                walks.begin(found, self.deadline)
                 walks.go_on(self.deadline)
         else:
             walks.go_on(self.deadline)
