@@ -16,7 +16,7 @@ from tests.helpers.example import run
         pytest.param("plain", (), "60%", marks=pytest.mark.full),
         pytest.param("accelerated", (), "60%", marks=pytest.mark.full),
         pytest.param("accelerated", ("--prepared",), "60%", marks=pytest.mark.full),
-        ("trainer", (), "60%"),
+        pytest.param("trainer", (), "60%", marks=pytest.mark.full),
         ("offloaded", (), "60%"),
         ("with_lightning", (), "60%"),
         # The loss's own buffer takes 63 MiB, with and without a plan.

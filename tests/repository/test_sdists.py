@@ -15,7 +15,7 @@ QUICK = {  # what is run here; all are collected, and all run in the test marked
     "solvers": ["test_registry.py"],
     "executor": ["test_rank_errors.py", "test_eager_runtime.py"],
     "offload": ["test_chunking.py"],
-    "facade": ["test_report.py", "test_cli_commands.py"],
+    "facade": ["test_report.py"],
 }
 
 

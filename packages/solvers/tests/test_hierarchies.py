@@ -68,7 +68,7 @@ def layers(count: int) -> Graph:
     "method",
     [
         RockmateSolver(levels=2),
-        Hilp(levels=2, segments=6, leaf=20),
+        pytest.param(Hilp(levels=2, segments=6, leaf=20), marks=pytest.mark.full),
         Hilp(levels=2, segments=3, leaf=8),  # two levels of groups
         HiremateSolver(levels=2, leaf=20, moves=500),
         HiremateSolver(levels=2, leaf=8, moves=500, segments=3),
