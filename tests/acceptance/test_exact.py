@@ -25,7 +25,10 @@ from tests.helpers.planners import repeat_at_random, save_all
 
 QUICK_S = 3.0
 # T5 has three times the ops of the next largest.
-CUT = [pytest.param(c, id=c.name, marks=[pytest.mark.full] * (c.name in ("t5", "mobilenet_v2"))) for c in CI_CASES]
+CUT = [
+    pytest.param(c, id=c.name, marks=[pytest.mark.full] * (c.name in ("t5", "mobilenet_v2")))
+    for c in CI_CASES
+]
 
 
 @pytest.fixture(scope="module")
