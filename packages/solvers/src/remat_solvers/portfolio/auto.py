@@ -33,7 +33,7 @@ from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
 from remat_solvers.portfolio.incumbent import Incumbent, warn
 from remat_solvers.portfolio.isolated import solve_in_subprocess
-from remat_solvers.portfolio.walks import MOVED, NEAR, WIDE, Walks
+from remat_solvers.portfolio.walks import FAR, MOVED, NEAR, WIDE, Walks
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 from remat_solvers.running.parallel import LANES, in_parallel
 
@@ -184,7 +184,7 @@ class _Portfolio:
             walks.seed, walks.done, walks.tried = alone.seed, alone.done, alone.tried
             ahead = known.best_s < alone.incumbent.best_s
             known.take(alone.incumbent, self.deadline)
-            if ahead:
+            if ahead or not known.closed(FAR):
                 walks.begin(found, self.deadline)
                 walks.go_on(self.deadline)
         else:
