@@ -25,10 +25,10 @@ from remat_solvers import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
-    *("index", "budgets", "options", "troubleshooting", "performance", "solvers"),
+    *("index", "budgets", "gallery", "options", "troubleshooting", "performance", "solvers"),
     *("coming_from/checkpoint", "coming_from/deepspeed", "coming_from/activation_memory_budget"),
 )
-OTHER_COMMANDS = re.compile(r"pip install |hatch run |python examples/|torchrun |export ")
+OTHER_COMMANDS = re.compile(r"pip install |hatch run |python (examples|benchmarks)/|torchrun |export ")
 """What a page may show and no test here runs; `test_examples` runs the examples."""
 
 
@@ -86,12 +86,16 @@ def test_the_page_runs(page: str, folder: Path) -> None:
                 run(line)
 
 
-def test_a_page_asks_what_users_of_other_methods_ask() -> None:
-    """Twelve questions at least, each the title of a section."""
-    pages = sorted((ROOT / "docs" / "coming_from").glob("*.md"))
-    asked = [re.findall(r"^## (.*\?)$", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages]
-    assert all(len(each) >= 4 for each in asked)
-    assert sum(map(len, asked)) >= 12
+def test_the_first_twelve_questions_are_titles_of_answers() -> None:
+    """Each is a link to the section that has the question as its title, on a page that runs."""
+    text = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    asked = re.findall(r"^\d+\. \[(.*\?)\]\(([\w/]+)\.md#(.*)\)$", text, re.MULTILINE)
+    assert len({question for question, _, _ in asked}) == 12
+    assert {page for _, page, _ in asked} <= set(PAGES)
+    for question, page, anchor in asked:
+        assert f"\n## {question}\n" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        words = re.sub(r"[^\w\s-]", "", question).lower()
+        assert anchor == re.sub(r"[\s-]+", "-", words).strip("-")
 
 
 def test_the_page_on_options_has_each_once() -> None:
