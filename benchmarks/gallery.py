@@ -1,8 +1,9 @@
-"""Draw the pictures of `docs/gallery.md` from the plan that the commands of this page make.
+"""Draw the pictures of `docs/gallery/index.md` from the plan that the commands of this page make.
 
-    python benchmarks/gallery.py [--out docs/images/gallery]
+    python benchmarks/gallery.py [--out docs/gallery] [--time-limit SECONDS]
 
 Each picture is an SVG for wide and one for narrow screens, which follows the light or dark mode of the page.
+On a busy machine a larger limit than the page's gives the plans that an idle one finds.
 """
 
 import argparse
@@ -34,31 +35,33 @@ from remat_graph import Graph, load_graph, load_plan
 from remat_solvers import budgets_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, OUT = ROOT / "docs" / "gallery.md", ROOT / "docs" / "images" / "gallery"
+OUT = ROOT / "docs" / "gallery"
+PAGE = OUT / "index.md"
 ROWS = ROOT / "benchmarks" / "results" / "growth.json"
 
 Draw = Callable[[Look], Figure]
 
 
-def run_page(text: str) -> None:
+def run_page(text: str, limit_s: float | None) -> None:
     """Write the files of the page to this folder, and run its commands that plan."""
     for name, content in re.findall(r'^```python title="([^"]+)"\n(.*?)^```', text, re.DOTALL | re.MULTILINE):
         Path(name).write_text(content, encoding="utf-8")
     for line in re.findall(r"^remat plan .*$", text, re.MULTILINE):
-        if code := remat(shlex.split(line)[1:]):
+        if code := remat([*shlex.split(line)[1:], *(("--time-limit", str(limit_s)) if limit_s else ())]):
             raise SystemExit(code)
 
 
-def sweep(graph: Graph, text: str) -> Draw:
+def sweep(graph: Graph, text: str, limit_s: float | None) -> Draw:
     """The sweep by the methods that the page names."""
-    found = re.search(r"--solvers (\S+) --points (\d+)", text)
+    found = re.search(r"--solvers (\S+) --points (\d+) --time-limit (\d+)", text)
     assert found is not None, "the page has no sweep"
     sizes = budgets_of(graph, int(found[2]))
-    curves = swept({"": graph}, found[1].split(","), sizes, None, lambda stage: None)
+    seconds = limit_s or float(found[3])
+    curves = swept({"": graph}, found[1].split(","), sizes, seconds, lambda stage: None)
     return lambda look: draw_sweep(graph, curves.curves, curves.bounds, look)
 
 
-def pictures(text: str) -> dict[str, Draw]:
+def pictures(text: str, limit_s: float | None) -> dict[str, Draw]:
     """How each picture is drawn, by its name."""
     graph = load_graph("graph.json")
     plan = load_plan("plan.json", graph)
@@ -67,7 +70,7 @@ def pictures(text: str) -> dict[str, Draw]:
     return {
         "memory": lambda look: draw(graph, plan, look),
         "dataflow": lambda look: draw_dataflow(graph, plan, look),
-        "sweep": sweep(graph, text),
+        "sweep": sweep(graph, text, limit_s),
         "snapshot": lambda look: draw_blocks(plan.graph_name, snapshot, look),
         "trace": lambda look: draw_trace(plan.graph_name, trace, look),
         "growth": lambda look: draw_growth(rows, look),
@@ -91,15 +94,17 @@ def main() -> int:
     """Run the page, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
-    out = parser.parse_args().out.resolve()
+    parser.add_argument("--time-limit", type=float, help="seconds of each search")
+    options = parser.parse_args()
+    out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     text = PAGE.read_text(encoding="utf-8")
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            run_page(text)
-            for name, drawn in pictures(text).items():
+            run_page(text, options.time_limit)
+            for name, drawn in pictures(text, options.time_limit).items():
                 for kind in ("", "-narrow"):
                     figure = drawn(Look(narrow=bool(kind)))
                     write_whole(out / f"{name}{kind}.svg", both_modes(figure, name + kind))

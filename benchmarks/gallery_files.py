@@ -38,8 +38,8 @@ def draw_blocks(name: str, snapshot: dict[str, Any], look: Look) -> Figure:
     with new_figure(look, 5.2 if look.narrow else 5.6) as figure:
         about = "a rectangle is a block, from its allocation to its free, coloured by layer"
         frame = headline(figure, look, f"{name}: {len(blocks)} blocks of memory in one step", about)
-        lines = -(-(len(colours) + 1) // _columns(look))
-        frame.top += 0.25 * lines
+        columns = 2 if look.narrow else len(colours) + 1
+        frame.top += 0.25 * -(-(len(colours) + 1) // columns)
         axes = figure.add_subplot(figure.add_gridspec(1, 1, **frame.fractions())[0])
         style_axes(axes, frame)
         axes.set_xlim(0, len(events))
@@ -48,9 +48,9 @@ def draw_blocks(name: str, snapshot: dict[str, Any], look: Look) -> Figure:
         axes.set_ylabel(f"address ({unit})", color=look.palette.muted)
         for category in (*colours, None):
             chosen = [at for each, at in blocks if (each if each in colours else None) == category]
-            _fill(axes, chosen, colours.get(category or "", look.palette.unplanned), look)
+            _fill(axes, chosen, colours.get(category or "", look.palette.unplanned), look.palette.paper)
         entries = [(_short(each), colour, 1.0) for each, colour in colours.items()]
-        _legend(axes, [*entries, ("others", look.palette.unplanned, 1.0)], look)
+        legend(axes, [*entries, ("others", look.palette.unplanned, 1.0)], look, columns)
     return figure
 
 
@@ -60,6 +60,7 @@ def draw_trace(name: str, trace: dict[str, Any], look: Look) -> Figure:
     memory = [e for e in trace["traceEvents"] if e["ph"] == "C" and e["name"] == "device memory"]
     kinds = [kind for kind in _kinds(look) if any(event["cat"] == kind for event in works)]
     end = max(event["ts"] + event["dur"] for event in works)
+    shortest = end / look.pixels  # a shorter bar would be invisible
     scale, unit = (1e-3, "ms") if end >= 2e3 else (1.0, "µs")
     size, byte = byte_unit(max(event["args"]["bytes"] for event in memory))
     with new_figure(look, 5.0) as figure:
@@ -78,8 +79,9 @@ def draw_trace(name: str, trace: dict[str, Any], look: Look) -> Figure:
         runs.set_ylim(len(kinds) - 0.4, -0.6)
         runs.set_yticks(range(len(kinds)), kinds)
         for row, kind in enumerate(kinds):
-            spans = [(e["ts"] * scale, (e["ts"] + e["dur"]) * scale) for e in works if e["cat"] == kind]
-            _fill(runs, [(a, b, row - 0.36, row + 0.36) for a, b in spans], _kinds(look)[kind], look)
+            spans = [(e["ts"], e["ts"] + max(e["dur"], shortest)) for e in works if e["cat"] == kind]
+            bars = [(a * scale, b * scale, row - 0.36, row + 0.36) for a, b in spans]
+            _fill(runs, bars, _kinds(look)[kind])
         x, y = [e["ts"] * scale for e in memory], [e["args"]["bytes"] / size for e in memory]
         held.fill_between(x, y, step="post", color=look.palette.planned, alpha=0.3, lw=0)
         held.step(x, y, where="post", color=look.palette.planned, lw=1.2)
@@ -106,21 +108,13 @@ def _block(event: dict[str, Any], begin: int, end: int, lowest: int, size: int) 
     return begin, end, bottom / size, (bottom + event["size"]) / size
 
 
-def _fill(axes: Axes, rectangles: list[Rectangle], colour: str, look: Look) -> None:
-    """Draw rectangles with a line of the paper's colour between them."""
+def _fill(axes: Axes, rectangles: list[Rectangle], colour: str, edge: str = "none") -> None:
+    """Draw rectangles of one colour, with thin edges of another or without."""
     corners = [[(a, low), (b, low), (b, high), (a, high)] for a, b, low, high in rectangles]
-    edge = {"edgecolors": look.palette.paper, "linewidths": 0.3}
-    axes.add_collection(PolyCollection(corners, facecolors=colour, zorder=3, **edge))
+    axes.add_collection(
+        PolyCollection(corners, facecolors=colour, edgecolors=edge, linewidths=0.3, zorder=3)
+    )
 
 
 def _short(category: str) -> str:
     return category if len(category) <= 22 else "\u2026" + category[-21:]
-
-
-def _columns(look: Look) -> int:
-    return 2 if look.narrow else 6
-
-
-def _legend(axes: Axes, entries: list[tuple[str, str, float]], look: Look) -> None:
-    legend(axes, entries, look)
-    axes.get_legend().set_ncols(_columns(look))

@@ -33,9 +33,9 @@ def planned(seed: int) -> tuple[Graph, Plan]:
 
 def test_the_page_shows_every_picture_for_both_widths() -> None:
     """A picture that the script draws and no page shows would be forgotten, and the reverse is a gap."""
-    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
-    shown = re.findall(r"images/gallery/([\w-]+)\.svg", page)
-    files = {path.stem for path in (ROOT / "docs" / "images" / "gallery").glob("*.svg")}
+    folder = ROOT / "docs" / "gallery"
+    shown = re.findall(r"\"([\w-]+)\.svg", (folder / "index.md").read_text(encoding="utf-8"))
+    files = {path.stem for path in folder.glob("*.svg")}
     assert files == set(shown)
     assert files == {f"{name.removesuffix('-narrow')}{kind}" for name in files for kind in ("", "-narrow")}
 

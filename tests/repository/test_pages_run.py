@@ -25,7 +25,7 @@ from remat_solvers import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
-    *("index", "budgets", "gallery", "options", "troubleshooting", "performance", "solvers"),
+    *("index", "budgets", "options", "troubleshooting", "performance", "solvers", "gallery/index"),
     *("coming_from/checkpoint", "coming_from/deepspeed", "coming_from/activation_memory_budget"),
 )
 OTHER_COMMANDS = re.compile(r"pip install |hatch run |python (examples|benchmarks)/|torchrun |export ")
