@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 
 import attrs
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record
+from remat_facade.files import write_whole
+from remat_facade.report.picture import WIDE, Look, annotate, headline, new_figure, png, style_axes
 from remat_graph import noremat_peak_nbytes
 from remat_solvers import Deadline, Problem, Progress, get_solver
 from remat_solvers.bounds import lower_bound
@@ -64,24 +66,32 @@ def measure(layers: int) -> Row:
     )
 
 
-def plot(rows: list[Row], path: Path) -> None:
-    """Seconds over ops, both logarithmic."""
-    figure = Figure(figsize=(7, 4.5))
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    ops = [row.ops for row in rows]
-    for label, seconds in (
-        ("auto, to the end", [row.wall_s for row in rows]),
-        ("first valid plan", [row.first_s for row in rows]),
-        ("fast bound", [row.bound_s for row in rows]),
-    ):
-        axes.loglog(ops, seconds, marker="o", label=label)
-    axes.set_xlabel("ops, forward and backward")
-    axes.set_ylabel("seconds")
-    axes.set_title("Planning equal decoder layers at 60 % of the unplanned peak")
-    axes.grid(visible=True, which="both", alpha=0.25)
-    axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
+def draw_growth(rows: list[Row], look: Look = WIDE) -> Figure:
+    """Seconds over ops, both logarithmic, with the names of the curves at their ends."""
+    last = rows[-1]
+    curves = {
+        "in all": ([row.wall_s for row in rows], look.palette.planned),
+        "bound": ([row.bound_s for row in rows], look.palette.moved),
+        "first plan": ([row.first_s for row in rows], look.palette.repeat),
+    }
+    with new_figure(look, 4.4 if look.narrow else 5.6) as figure:
+        title = f"{last.ops:,} ops: planned in {last.wall_s:.0f} s, a first plan after {last.first_s:.1f} s"
+        about = "equal decoder layers in 60 % of the unplanned peak, both axes logarithmic"
+        frame = headline(figure, look, title, about)
+        frame.right += 0.7
+        axes = figure.add_subplot(figure.add_gridspec(1, 1, **frame.fractions())[0])
+        style_axes(axes, frame)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for name, (seconds, colour) in curves.items():
+            axes.plot([row.ops for row in rows], seconds, color=colour, lw=1.8, marker="o", ms=4)
+            annotate(axes, name, (last.ops, seconds[-1]), ("data", "data"), (7, 0), colour, va="center")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.minorticks_off()
+        axes.set_xlabel("ops, forward and backward", color=look.palette.muted)
+        axes.set_ylabel("seconds", color=look.palette.muted)
+    return figure
 
 
 def main() -> int:
@@ -103,7 +113,7 @@ def main() -> int:
         numbers = (row.bound_s, row.first_s, row.wall_s, row.overhead_pct, row.lower_bound_pct)
         print(columns.format(row.layers, row.ops, *(f"{number:.2f}" for number in numbers)), flush=True)
     if arguments.plot:
-        plot(rows, arguments.plot)
+        write_whole(arguments.plot, png(draw_growth(rows)))
     if arguments.json:
         record.write(arguments.json, list(map(attrs.asdict, rows)), packages=["remat-solvers", "numba"])
     if rows[-1].wall_s > LIMIT_S:

@@ -22,7 +22,9 @@ PAGES = [
     *(
         page.relative_to(ROOT).as_posix()
         for page in sorted(
-            chain.from_iterable(map(ROOT.glob, ("docs/*.md", "docs/trainers/*.md", "docs/coming_from/*.md")))
+            chain.from_iterable(
+                ROOT.glob(f"docs/{each}*.md") for each in ("", "trainers/", "coming_from/", "gallery/", "api/")
+            )
         )
         if "results" not in page.name
     ),

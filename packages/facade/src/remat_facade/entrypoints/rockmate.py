@@ -42,7 +42,7 @@ class Rockmate(BudgetedModule):
             input of the model is a list, give `[that list]`.
         budget: bytes as an int, a size such as ``"2GiB"`` (binary) or ``"800MB"`` (decimal), ``"40%"`` of
             what the unplanned step holds beyond its gradients, or ``"auto"``: the free memory of the device,
-            less gradients, the optimizer's states and a reserve of 5 % (20 % on CUDA without expandable
+            less gradients, the optimizer's states and a reserve of 5 % (22 % on CUDA without expandable
             segments). On the CPU the budget covers the memory that torch allocates; oneDNN keeps about
             0.1 MiB more for each kind of convolution, LSTM layer or 16-bit product, whatever the batch size,
             and the plan's notes report it.

@@ -252,14 +252,16 @@ def annotate(
     axes.annotate(text, point, color=colour, **at, **align)
 
 
-def legend(axes: Axes, entries: Sequence[tuple[str, str, float]], look: Look) -> None:
+def legend(
+    axes: Axes, entries: Sequence[tuple[str, str, float]], look: Look, columns: int | None = None
+) -> None:
     """A legend above the axes, where it covers no curve; an entry is (name, colour, opacity)."""
     legend = axes.legend(
         [Patch(color=colour, alpha=alpha, lw=0) for _, colour, alpha in entries],
         [name for name, _, _ in entries],
         loc="lower left",
         bbox_to_anchor=(-0.15 if look.narrow else 0, 1.0),
-        ncols=len(entries),
+        ncols=columns or len(entries),
         frameon=False,
         borderaxespad=0.2,
         borderpad=0,
