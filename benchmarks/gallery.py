@@ -25,13 +25,13 @@ from benchmarks.gallery_files import draw_blocks, draw_trace
 from benchmarks.growth import Row, draw_growth
 from remat_facade.cli.app import main as remat
 from remat_facade.cli.searches import swept
-from remat_facade.files import write_whole
 from remat_facade.report.chrome_trace import chrome_trace
 from remat_facade.report.dataflow import draw_dataflow
 from remat_facade.report.picture import DARK, LIGHT, Look, draw, svg
 from remat_facade.report.snapshot import memory_snapshot
 from remat_facade.report.sweep import SERIES, draw_sweep
 from remat_graph import Graph, load_graph, load_plan
+from remat_graph.serialization.outputs import write_whole
 from remat_solvers import budgets_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,9 +18,9 @@ from matplotlib.ticker import FuncFormatter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record
-from remat_facade.files import write_whole
 from remat_facade.report.picture import WIDE, Look, annotate, headline, new_figure, png, style_axes
 from remat_graph import noremat_peak_nbytes
+from remat_graph.serialization.outputs import write_whole
 from remat_solvers import Deadline, Problem, Progress, get_solver
 from remat_solvers.bounds import lower_bound
 from remat_solvers.testing import mobile, transformer

@@ -114,7 +114,7 @@ def test_every_row_has_a_line_or_says_that_there_is_none() -> None:
 
 def test_the_first_twelve_questions_are_titles_of_answers() -> None:
     """Each is a link to the section that has the question as its title, on a page that runs."""
-    text = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
     asked = re.findall(r"^\d+\. \[(.*\?)\]\(([\w/]+)\.md#(.*)\)$", text, re.MULTILINE)
     assert len({question for question, _, _ in asked}) == 12
     assert {page for _, page, _ in asked} <= set(PAGES)
