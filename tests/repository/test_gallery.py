@@ -1,4 +1,4 @@
-"""The pictures of the gallery: for both widths, in the colours of both modes, with what a plan's files have."""
+"""The gallery's pictures: for both widths, in the colours of both modes, with what a plan's files have."""
 
 import re
 from pathlib import Path
