@@ -53,11 +53,10 @@ def run_page(text: str, limit_s: float | None) -> None:
 
 def sweep(graph: Graph, text: str, limit_s: float | None) -> Draw:
     """The sweep by the methods that the page names."""
-    found = re.search(r"--solvers (\S+) --points (\d+) --time-limit (\d+)", text)
+    found = re.search(r"--solvers (\S+) --points (\d+)", text)
     assert found is not None, "the page has no sweep"
     sizes = budgets_of(graph, int(found[2]))
-    seconds = limit_s or float(found[3])
-    curves = swept({"": graph}, found[1].split(","), sizes, seconds, lambda stage: None)
+    curves = swept({"": graph}, found[1].split(","), sizes, limit_s, lambda stage: None)
     return lambda look: draw_sweep(graph, curves.curves, curves.bounds, look)
 
 

@@ -58,11 +58,12 @@ def rows(page: str) -> list[list[str]]:
 
 
 def run(command: str) -> None:
-    """Run a line of the command line; only `remat` runs."""
+    """Run a line of the command line; only `remat` runs, and searches end early."""
     if OTHER_COMMANDS.match(command):
         return
     name, *words = shlex.split(command, comments=True)
     assert name == "remat", command
+    words += {"plan": ["--time-limit", "3"], "sweep": ["--time-limit", "1"]}.get(words[0], [])
     assert main(words) == 0, command
 
 
