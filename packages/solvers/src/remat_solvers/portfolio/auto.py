@@ -33,7 +33,7 @@ from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
 from remat_solvers.portfolio.incumbent import Incumbent, warn
 from remat_solvers.portfolio.isolated import solve_in_subprocess
-from remat_solvers.portfolio.walks import FAR, MOVED, NEAR, WIDE, Walks
+from remat_solvers.portfolio.walks import FAR, MOVED, WIDE, Walks
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
 from remat_solvers.running.parallel import LANES, in_parallel
 
@@ -45,6 +45,7 @@ CUTS = 12  # prices for the cut between forward and backward
 COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 500, 400
 LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
+NEAR_GAPS = 4  # no rounds where the plan is within as many times the wanted gap
 IDLE_ROUNDS = 3  # rounds end after as many that gain less than `MOVED`
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
 
@@ -169,7 +170,7 @@ class _Portfolio:
         known = self.known
         walks = self.walks(known, self.settings.seed, lanes=LANES)
         walks.begin(starts, self.deadline)
-        if coarse is not None and not known.closed(NEAR):
+        if coarse is not None and not known.closed(NEAR_GAPS * known.gap):
             alone = self.walks(known.copy(), walks.seed, lanes=1)
             alone.done, alone.tried = walks.done, walks.tried
             found: list[Ints] = []

@@ -18,7 +18,7 @@ from remat_solvers.protocol import Deadline
 from remat_solvers.running.parallel import batches, in_parallel
 
 # Gaps as ratios of base time. Above the first, walks from the best plan are others; above the second, the
-# search gets twice the moves; below the last, neither the coarse program nor many walks are worth their time.
+# search gets twice the moves; below the last, few walks are worth their time.
 FAR, WIDE, NARROW, NEAR = 0.03, 0.01, 0.003, 0.002
 MOVED = 1e-4  # a gain, as a share of base time
 CLOSED = 0.005  # or of the gap, if that is more
