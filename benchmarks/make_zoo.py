@@ -43,6 +43,10 @@ class WithLoss(nn.Module):
         return F.cross_entropy(self.model(images), target)
 
 
+Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+"""A model, and what it is called with."""
+
+
 @attrs.frozen(kw_only=True)
 class Known:
     """A model, and the call and the device that its plans are for."""
@@ -50,17 +54,28 @@ class Known:
     model: str
     platform: str
     inputs: str
-    make: Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
+    make: Callable[[], Call]
     loss: str = ""
 
 
-def _classifier(name: str, batch: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    model = getattr(import_torchvision().models, name)(weights=None)
-    named: type[WithLoss] = type(type(model).__name__, (WithLoss,), {})  # plans and tables show it
-    return named(model), (torch.randn(batch, 3, 224, 224),), {"target": torch.zeros(batch).long()}
+def _classifier(name: str, platform: str) -> Known:
+    """A classifier of torchvision with a batch of 64 images."""
+
+    def make() -> Call:
+        model = getattr(import_torchvision().models, name)(weights=None)
+        named: type[WithLoss] = type(type(model).__name__, (WithLoss,), {})  # plans and tables show it
+        return named(model), (torch.randn(64, 3, 224, 224),), {"target": torch.zeros(64).long()}
+
+    return Known(
+        model=f"torchvision.models.{name}",
+        platform=platform,
+        inputs="images 64x3x224x224, target 64",
+        make=make,
+        loss="torch.nn.functional.cross_entropy",
+    )
 
 
-def _gpt2() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _gpt2() -> Call:
     transformers = import_transformers()
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False))
     tokens = torch.zeros(8, 1024, dtype=torch.int64)
@@ -68,20 +83,8 @@ def _gpt2() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 MODELS = {
-    "resnet50": Known(
-        model="torchvision.models.resnet50",
-        platform="v100-spec",
-        inputs="images 64x3x224x224, target 64",
-        make=lambda: _classifier("resnet50", 64),
-        loss="torch.nn.functional.cross_entropy",
-    ),
-    "vit_b_16": Known(
-        model="torchvision.models.vit_b_16",
-        platform="a100-spec",
-        inputs="images 64x3x224x224, target 64",
-        make=lambda: _classifier("vit_b_16", 64),
-        loss="torch.nn.functional.cross_entropy",
-    ),
+    "resnet50": _classifier("resnet50", "v100-spec"),
+    "vit_b_16": _classifier("vit_b_16", "a100-spec"),
     "gpt2": Known(
         model="transformers.GPT2LMHeadModel",
         platform="a100-spec",

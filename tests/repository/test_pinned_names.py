@@ -595,7 +595,7 @@ VERBS = {
         *("--dataflow", "--snapshot", "--trace"),
     },
     "solvers": {"--json"},
-    "zoo": {"name", "--output", "--json"},
+    "zoo": {"name", "--plan-out", "--out", "--json"},
 }
 
 

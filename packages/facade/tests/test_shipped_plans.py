@@ -62,14 +62,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(each["name"] in shown for each in entries)
     assert "nothing was measured" in " ".join(shown.split())
     name = entries[0]["name"]
-    assert main(["zoo", name, "--output", str(tmp_path / "plan.json")]) == 0
+    assert main(["zoo", name, "--out", str(tmp_path / "plan.json")]) == 0
     assert load_plan(tmp_path / "plan.json") == shipped_plans()[0].load()
     capsys.readouterr()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["zoo", "alexnet"], "no plan 'alexnet': there are "), (["zoo", "--output", "plan.json"], "name too")],
+    [(["zoo", "alexnet"], "no plan 'alexnet': there are "), (["zoo", "--plan-out", "plan.json"], "name too")],
 )
 def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line."""

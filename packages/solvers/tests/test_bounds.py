@@ -207,6 +207,22 @@ def test_a_part_that_fails_loses_its_place(part: str, monkeypatch: pytest.Monkey
     assert solution.feasible
 
 
+def test_a_plan_near_the_bound_needs_no_coarse_program() -> None:
+    """Near is a multiple of the wanted gap; with none, the program runs."""
+    graph = unet(4)
+    problem = Problem(graph, int(0.75 * noremat_peak_nbytes(graph)))
+    solution = get_solver("auto", moves=2000, gap=0.0).solve(problem)
+    assert solution.stats["rounds"]
+    assert solution.time_s is not None
+    walked = get_solver("auto", moves=2000, gap=0.0, proofs=False).solve(problem)
+    assert walked.time_s is not None
+    away = (walked.time_s - walked.lower_bound_s) / graph.time_s
+    assert away > 0
+    for share, runs in ((0.5, False), (0.1, True)):
+        found = get_solver("auto", moves=2000, gap=share * away).solve(problem)
+        assert runs == bool(found.stats["rounds"])
+
+
 def test_starts_that_cannot_be_carried_out_are_left_out() -> None:
     """Unknown ops, or an invalid order: one warning each, and a result."""
     graph = unet(3)

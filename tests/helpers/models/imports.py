@@ -9,24 +9,15 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import torch
+from remat_facade import libraries
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled operators do not fit the installed torch, a CPU build say.
-
-    Its Python part then fails on two schemas that the operators would have brought; no model here calls them.
-    """
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT_LIBRARIES.append(library)
-    return importlib.import_module("torchvision")
+    """Import torchvision, also where its compiled operators do not fit the installed torch (a CPU build)."""
+    found = libraries.import_torchvision()
+    if found is None:
+        raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
+    return found
 
 
 def import_torchaudio() -> ModuleType:
@@ -53,6 +44,3 @@ def import_transformers() -> Any:
     if importlib.util.find_spec("torchvision") is not None:
         import_torchvision()
     return importlib.import_module("transformers")
-
-
-_KEPT_LIBRARIES: list[torch.library.Library] = []  # a Library takes its schemas along when it is collected

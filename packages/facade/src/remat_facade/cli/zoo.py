@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def zoo(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of the plans.")] = None,
-    output: options.OutOption = None,
+    plan_out: options.PlanOutOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """List the plans that come with remat, or show and write one; all are estimates by data sheets."""
@@ -23,18 +23,18 @@ def zoo(
     from remat_graph.serialization.outputs import check_paths
 
     plans = {each.name: each for each in shipped_plans()}
-    if name is None and output is not None:
-        raise typer.BadParameter("--output writes one plan: give its name too")
+    if name is None and plan_out is not None:
+        raise typer.BadParameter("--plan-out writes one plan: give its name too")
     if name is not None and name not in plans:
         raise typer.BadParameter(f"no plan {name!r:.60}: there are {', '.join(plans)}")
-    check_paths({"--output": output}, {})
+    check_paths({"--plan-out": plan_out}, {})
     with CommandOutput(as_json=json) as shown:
         if name is None:
             shown.facts["plans"] = list(plans.values())
             shown.show(_table(list(plans.values())))
         else:
             shown.facts["entry"] = plans[name]
-            deliver(shown, plans[name].load(), output)
+            deliver(shown, plans[name].load(), plan_out)
 
 
 def _table(plans: "list[ShippedPlan]") -> "Table":

@@ -166,31 +166,35 @@ class _Portfolio:
         )
 
     def search(self, starts: list[Ints], coarse: CoarseBound | None) -> None:
-        """Walk from the starts, then from the best; alongside, rounds of `coarse` give more starts."""
-        known = self.known
-        walks = self.walks(known, self.settings.seed, lanes=LANES)
+        """Walk from the starts, then from the best plan; if it is not near the bound, solve `coarse` too."""
+        walks = self.walks(self.known, self.settings.seed, lanes=LANES)
         walks.begin(starts, self.deadline)
-        if coarse is not None and not known.closed(NEAR_GAPS * known.gap):
-            alone = self.walks(known.copy(), walks.seed, lanes=1)
-            alone.done, alone.tried = walks.done, walks.tried
-            found: list[Ints] = []
-
-            def refine(deadline: Deadline) -> None:
-                found.extend(self.refine(coarse, deadline))
-                alone.needless = known.closed()
-
-            in_parallel([refine, alone.go_on], self.deadline)
-            if known.closed():  # and what the walks did depends on when the rounds ended
-                return
-            walks.seed, walks.done, walks.tried = alone.seed, alone.done, alone.tried
-            ahead = known.best_s < alone.incumbent.best_s
-            known.take(alone.incumbent, self.deadline)
-            if ahead or not known.closed(FAR):
-                walks.begin(found, self.deadline)
-                walks.go_on(self.deadline)
-        else:
+        if coarse is None or self.known.closed(NEAR_GAPS * self.known.gap):
             walks.go_on(self.deadline)
+        else:
+            self.walk_and_refine(walks, coarse)
         self.moves += walks.tried
+
+    def walk_and_refine(self, walks: Walks, coarse: CoarseBound) -> None:
+        """Walk from the best plan, and in parallel solve rounds of `coarse`, whose plans are more starts."""
+        known = self.known
+        alone = self.walks(known.copy(), walks.seed, lanes=1)
+        alone.done, alone.tried = walks.done, walks.tried
+        found: list[Ints] = []
+
+        def refine(deadline: Deadline) -> None:
+            found.extend(self.refine(coarse, deadline))
+            alone.needless = known.closed()
+
+        in_parallel([refine, alone.go_on], self.deadline)
+        if known.closed():  # and what the walks did depends on when the rounds ended
+            return
+        walks.seed, walks.done, walks.tried = alone.seed, alone.done, alone.tried
+        ahead = known.best_s < alone.incumbent.best_s
+        known.take(alone.incumbent, self.deadline)
+        if ahead or not known.closed(FAR):
+            walks.begin(found, self.deadline)
+            walks.go_on(self.deadline)
 
     def walks(self, known: Incumbent, seed: int, *, lanes: int) -> Walks:
         settings = self.settings
