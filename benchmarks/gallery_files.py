@@ -111,9 +111,7 @@ def _block(event: dict[str, Any], begin: int, end: int, lowest: int, size: int) 
 def _fill(axes: Axes, rectangles: list[Rectangle], colour: str, edge: str = "none") -> None:
     """Draw rectangles of one colour, with thin edges of another or without."""
     corners = [[(a, low), (b, low), (b, high), (a, high)] for a, b, low, high in rectangles]
-    axes.add_collection(
-        PolyCollection(corners, facecolors=colour, edgecolors=edge, linewidths=0.3, zorder=3)
-    )
+    axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors=edge, linewidths=0.3, zorder=3))
 
 
 def _short(category: str) -> str:

@@ -178,6 +178,7 @@ ALLOWED = (
     ("remat_solvers/portfolio/auto", r"\bguests?\b", "`guests` is a public parameter of the solver"),
     ("remat_solvers/portfolio/auto", '"descend"', "a name of `Solution.stats`"),
     ("report/doctor_page", '"(descend|walk)"', "names of `Progress.solver`"),
+    ("docs/index", r"\(questions\.md\)", "the page of what users ask"),
     ("docs/results", r"\btakes [\d.]+ MiB\b.*\bleaves it room\b", "an error as it was recorded"),
     ("", r"\bthe rest of\b", "plain English"),
     ("CONTRIBUTING", r"\|[^|]*\|$", "the glossary names what its words replace"),

@@ -23,7 +23,8 @@ PAGES = [
         page.relative_to(ROOT).as_posix()
         for page in sorted(
             chain.from_iterable(
-                ROOT.glob(f"docs/{each}*.md") for each in ("", "trainers/", "coming_from/", "gallery/", "api/")
+                ROOT.glob(f"docs/{each}*.md")
+                for each in ("", "trainers/", "coming_from/", "gallery/", "api/")
             )
         )
         if "results" not in page.name

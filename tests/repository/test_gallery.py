@@ -1,4 +1,4 @@
-"""The pictures of the gallery: for both widths, in the colours of both modes, with what the files of a plan have."""
+"""The pictures of the gallery: for both widths, in the colours of both modes, with what the files have."""
 
 import re
 from pathlib import Path
