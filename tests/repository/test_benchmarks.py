@@ -18,8 +18,9 @@ from remat_graph.testing.random_graphs import random_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HELPERS = {
-    *("child", "device_steps", "offload_ways", "peer_models", "record", "report", "report_offload"),
-    *("planning_curves", "planning_models", "report_parts", "report_planning", "report_ways"),
+    *("child", "device_steps", "offload_ways", "peer_models", "record", "report"),
+    *("gallery_files", "planning_curves", "planning_models"),
+    *("report_offload", "report_parts", "report_planning", "report_ways"),
 }
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
