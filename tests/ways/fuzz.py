@@ -118,11 +118,13 @@ class Builder:
         rng: draws everything but tensors.
         x: the batch as the layers so far leave it.
         layers: of the block that is built.
+        trains: whether a layer so far has parameters, so that `x` needs a gradient.
     """
 
     rng: random.Random
     x: Tensor
     layers: list[nn.Module] = attrs.field(factory=list)
+    trains: bool = False
 
     @property
     def dims(self) -> int:
@@ -137,6 +139,7 @@ class Builder:
         if made.numel() and 1 <= made.shape[-1]:
             self.x = made.detach()
             self.layers.append(layer)
+            self.trains |= any(True for _ in layer.parameters())
 
     def of_dims(self, name: str) -> Any:
         return getattr(nn, f"{name}{self.dims}d")
@@ -196,7 +199,9 @@ class Builder:
     def norm(self) -> None:
         kinds: list[nn.Module] = [nn.LayerNorm(self.x.shape[-1])]
         if self.dims > 0:
-            kinds += [self.of_dims("BatchNorm")(self.x.shape[1]), nn.GroupNorm(1, self.x.shape[1])]
+            kinds += [self.of_dims("BatchNorm")(self.x.shape[1])]
+            # Channels last and without a gradient of the input, its backward ends the process (torch 2.13).
+            kinds += [nn.GroupNorm(1, self.x.shape[1])] if self.trains or self.x.is_contiguous() else []
         self.put(self.rng.choice(kinds))
 
     def dropout(self) -> None:
