@@ -1,7 +1,7 @@
 """How long planning takes, how soon there is a plan, how good it is: by model and budget, from one run.
 
     python benchmarks/planning.py [MODEL ...] [--budgets 100%,60%,40%,30%,20%,smallest,tight]
-        [--limits 1,3,10] [--busy] [--before FILE] [--json FILE] [--plot FILE]
+        [--limits 1,3,10] [--busy] [--before FILE] [--json FILE] [--resume] [--plot FILE]
 
 Models: those of `planning_models.py`. Each budget is planned by the planner that `Hiremate` calls, without
 saved plans, from the captured and measured graph to the plan; where nothing fits, to the error that names a
@@ -10,7 +10,8 @@ that of the file `--before`, whose rows are of an earlier version and which is c
 
 Columns: seconds by the clock and of the processor, seconds until the first valid plan, overhead, lower bound.
 With `--limits`, each budget is planned again with these limits in seconds, and the time over a limit counts.
-With `--busy`, a second process keeps a processor busy meanwhile. `--plot` draws the best overhead and the
+With `--busy`, a second process keeps a processor busy meanwhile. With `--resume`, models with a row for every
+budget in FILE are not planned again. `--plot` draws the best overhead and the
 bound over time, of ten graphs at 40 %.
 
 The exit status is not zero if a row takes longer than it may (20 s up to 1,000 ops, 30 s at 2,700, 60 s at
@@ -247,12 +248,17 @@ def shown(row: Row, earlier: Row | None) -> str:
     )
 
 
-def load(path: Path | None) -> dict[tuple[str, str], Row]:
-    """The rows without a limit of an earlier run."""
+def load(path: Path | None) -> list[Row]:
+    """The rows of an earlier run."""
     if path is None or not path.is_file():
-        return {}
-    rows = (Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"])
-    return {row.key: row for row in rows if row.limit_s is None}
+        return []
+    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+
+
+def complete(rows: list[Row], budgets: list[str]) -> list[Row]:
+    """The rows of the models that have one for every budget."""
+    known = {row.key for row in rows}
+    return [row for row in rows if all((row.model, budget) in known for budget in budgets)]
 
 
 def _spin() -> None:
@@ -271,6 +277,7 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="beside a process that keeps a processor busy")
     parser.add_argument("--before", type=Path, help="rows of an earlier version")
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--resume", action="store_true", help="go on from that file")
     parser.add_argument("--plot", type=Path, help="draw overhead and bound over time here")
     options = parser.parse_args()
     budgets = options.budgets.split(",")
@@ -281,7 +288,7 @@ def main() -> int:
         parser.error(f"no model is called {', '.join(sorted(unknown))}")
     warnings.simplefilter("ignore")
     compile_loops()  # once for an installation, and no part of planning
-    before = load(options.before)
+    before = {row.key: row for row in load(options.before) if row.limit_s is None}
     limits = [float(limit) for limit in options.limits.split(",") if limit]
     busy: Any = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
     if options.busy:
@@ -290,8 +297,10 @@ def main() -> int:
         f"{'model':20} {'ops':>5} {'budget':8} {'limit':>5} {'MiB':>9} {'wall s':>7} {'cpu s':>7} "
         f"{'first':>6} {'overhead':>9} {'bound':>9}     {'before':>9} {'took s':>7}"
     )
-    found: list[Row] = []
-    for row in rows(options.models or list(planning_models.NAMES), budgets, limits, before):
+    found = complete(load(options.json), budgets) if options.resume else []
+    done = {row.model for row in found}
+    names = [name for name in options.models or planning_models.NAMES if name not in done]
+    for row in rows(names, budgets, limits, before) if names else ():
         found.append(row)
         print(shown(row, before.get(row.key)), flush=True)
         if options.json:

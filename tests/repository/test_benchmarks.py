@@ -221,3 +221,18 @@ def test_first_contact_reports_what_is_wrong_first(capsys: pytest.CaptureFixture
     assert "+6.0%" in lines[2]
     assert "skipped" in lines[3]
     assert "offmate, 40%" in lines[4]
+
+
+@pytest.mark.full
+def test_planning_goes_on_from_its_file(tmp_path: Path) -> None:
+    """A model with a row for each budget keeps its rows; one that was interrupted is planned again."""
+    file = tmp_path / "rows.json"
+    command = ("planning.py", "sequential", "--json", str(file), "--resume", "--budgets")
+    run(*command, "60%")
+    first = json.loads(file.read_text())["rows"]
+    run(*command, "60%")
+    assert json.loads(file.read_text())["rows"] == first
+    run(*command, "60%,40%")
+    both = json.loads(file.read_text())["rows"]
+    assert [row["budget"] for row in both] == ["60%", "40%"]
+    assert both[0]["wall_s"] != first[0]["wall_s"]
