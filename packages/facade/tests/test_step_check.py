@@ -92,6 +92,15 @@ def test_other_results_are_a_problem(pair: tuple[Net, Hiremate], sample: Tensor)
     assert compared.compared["outputs"].relative > 0.01
 
 
+def test_the_check_adds_no_bytes_of_its_own(tmp_path: Path) -> None:
+    """To the byte: the step needs all of its budget when the backward begins."""
+    model, sample = nn.Linear(4, 1), torch.randn(2, 4)
+    planned = Hiremate(copy.deepcopy(model), (sample,), "100%", cache_dir=tmp_path)
+    found = check_step(model, planned, (sample,), {}, steps=1)
+    assert found.planned.meter_nbytes == found.planned.allocator_nbytes == planned.plan.budget_nbytes
+    assert found.problems == ()
+
+
 def test_a_peak_above_the_budget_is_a_problem(found: StepCheck) -> None:
     """By either reading; so are steps without the plan."""
     above = found.plan.budget_nbytes + 1

@@ -264,20 +264,22 @@ def _roots(output: object) -> list[Tensor]:
 
 def _backward(roots: list[Tensor]) -> None:
     """Differentiate a loss, or outputs with fixed random tangents."""
-    is_loss = len(roots) == 1 and not roots[0].dim()
-    loss = roots[0] if is_loss else _RandomLoss.apply(*roots)  # type: ignore[no-untyped-call]
-    loss.backward()
+    if len(roots) == 1 and not roots[0].dim():
+        roots[0].backward()
+        return
+    nothing = _RandomTangents.apply(*roots)  # type: ignore[no-untyped-call]
+    nothing.backward(torch.empty_like(nothing))
 
 
-class _RandomLoss(torch.autograd.Function):
-    """A loss with random gradients, which are made in the backward: the caller holds none of them."""
+class _RandomTangents(torch.autograd.Function):
+    """Random gradients, which are made in the backward: the caller holds none of them, and no loss."""
 
     @staticmethod
     def forward(ctx: Any, *roots: Tensor) -> Tensor:
-        """Zero."""
+        """A tensor without elements, since the bytes of a loss are not in the budget."""
         ctx.fakes = [root.to("meta") for root in roots]
         ctx.device = roots[0].device
-        return roots[0].new_zeros(())
+        return roots[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
