@@ -25,7 +25,7 @@ def change_and_apply(S: Any, budget: Any, positions: Any, gaps: Any, ops: Any) -
     for i in range(len(gaps)):
         kernels.insert(S, gaps[i], ops[i])
     possible, change, excess = kernels.evaluate_change(S, budget, np.inf)
-    return possible, change, excess, S.pos.diff.any(), derived.apply(S, budget)
+    return possible, change, excess, S.diff.any(), derived.apply(S, budget)
 
 
 @numba.njit
@@ -38,8 +38,9 @@ def derived_so_far(state: State) -> dict[str, Any]:
     """All that is derived from the sequence."""
     meta, pos, val = state.meta, state.pos, state.val
     count = int(meta["count"])
-    found = {name: int(meta[name]) for name in ("count", "boundary", "repeats", "events")}
-    found |= {name: pos[name][:count].tolist() for name in ("order", "variant", "own", "excess")}
+    found = {name: int(meta[name]) for name in ("count", "boundary", "repeats")}
+    found |= {name: pos[name][:count].tolist() for name in ("order", "variant", "own", "seconds", "excess")}
+    found["load"] = state.load[:count].tolist()
     found["held"] = pos["held"][: count + 1].tolist()
     found["repeated"] = pos["repeats"][: found["repeats"]].tolist()
     found["first"] = state.ops["first"].tolist()

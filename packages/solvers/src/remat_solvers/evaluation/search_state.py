@@ -15,12 +15,12 @@ EXTRAS = 4096
 
 META = (
     "random:u8 count boundary repeats events stamp deleted inserted affected extra bad broken touched low "
-    "high base credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried half"
+    "high base credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried"
 )
-POSITION = "order spare variant repeats held own excess:f8 diff deleted_stamp best"
+POSITION = "order variant repeats held own seconds:f8 excess:f8 deleted_stamp best"
 VALUE = (
-    "size pinned producer is_tangent recomputable ev_ptr ev_end affected affected_stamp head tail head_stamp "
-    "value_stamp born dies"
+    "size pinned producer is_tangent recomputable ev_ptr ev_end ev_room affected affected_stamp head tail "
+    "head_stamp value_stamp born dies"
 )
 OP = "first backward op_stamp now best_now"
 VARIANT = (
@@ -41,13 +41,16 @@ class State(NamedTuple):
 
     meta: np.void  # scalars, one record
     pos: NDArray[Any]  # per position of the sequence
+    load: Ints  # per position, its bytes: `held` and `own`
+    diff: Ints  # per position, what a change adds to the bytes from there on
+    moved: Ints  # per position, its new one when a change is carried out; -1 if deleted
     val: NDArray[Any]  # per value
     ops: NDArray[Any]  # per op
     var: NDArray[Any]  # per variant: the first run of op i is variant `ops[i].now`, its repeat the next one
     extra: NDArray[Any]  # per inserted run or deleted position, and per event of an inserted run
     touch: NDArray[Any]  # per change of what a run at a position needs
     idx: Ints  # what variants read, then what they make, then the dying inputs that an output takes over
-    events: Ints  # per value, 2 * position + (1 if made there)
+    events: Ints  # per value, 2 * position + (1 if made there), in a part that may have room for more
     switches: NDArray[Any]  # per switch
     changes: NDArray[Any]  # per switch and op that it changes, the variant that it puts in force
     conflicts: Ints  # per switch, those that it cannot be on with
@@ -102,6 +105,9 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
     state = State(
         meta=meta,
         pos=records(POSITION, cap + 8),
+        load=np.zeros(cap + 8, np.int64),
+        diff=np.zeros(cap + 8, np.int64),
+        moved=np.zeros(cap + 8, np.int64),
         val=val,
         ops=op,
         var=var,

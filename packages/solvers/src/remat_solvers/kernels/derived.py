@@ -1,13 +1,21 @@
 """Compiled: derive the state of a sequence, from the sequence alone or from the state before a change.
 
-`apply` carries out the change that `evaluate_change` has evaluated. Only the values that the change touches
-get other lifetimes, so it moves the records behind the first change, merges the events, and sums the memory
-profile again: a third of the time of `rebuild`. Events are written to the half of `State.events` that is not
-in use.
+`apply` carries out the change that `evaluate_change` has evaluated. It leaves what is before the first
+position that changes. Only the values that the change touches get other lifetimes; events of the others move.
+The part of `State.events` that a value has leaves some room; a value that needs more gets a new part behind
+those in use, and `rebuild` puts all in order again.
 """
 
 from remat_solvers.kernels.incremental import NEVER, spread
 from remat_solvers.kernels.jit import njit_inner as inner
+
+SPARE = 2  # events for which `rebuild` leaves room in the part of each value
+
+
+@inner
+def room_for(events):  # type: ignore[no-untyped-def]
+    """The size of a new part for a value with as many events."""
+    return events + events // 2 + SPARE
 
 
 @inner
@@ -16,8 +24,8 @@ def add_copy(S, v):  # type: ignore[no-untyped-def]
     value = S.val[v]
     if value.dies <= value.born:
         return
-    S.pos[value.born + 1].diff += value.size
-    S.pos[value.dies + 1].diff -= value.size
+    S.diff[value.born + 1] += value.size
+    S.diff[value.dies + 1] -= value.size
     if S.meta.credits > 0 and value.dies < S.meta.count:
         last = S.pos[value.dies]
         run = S.var[last.variant]
@@ -51,6 +59,7 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
             repeats += 1
         run = S.var[at.variant]
         broken = max(broken, run.runs_once)
+        at.seconds = seconds
         seconds += run.time
         for k in range(run.in_ptr, run.in_end):
             S.val[S.idx[k]].ev_end += 1
@@ -61,15 +70,15 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
     meta.repeats = repeats
     meta.deleted = 0
     meta.inserted = 0
-    meta.half = 0
     meta.stamp += 1
     for p in range(count + 2):
-        S.pos[p].diff = 0
+        S.diff[p] = 0
     events = 0
     for v in range(values):
         value = S.val[v]
         value.ev_ptr = events
-        events += value.ev_end
+        value.ev_room = value.ev_end + SPARE
+        events += value.ev_room
         value.ev_end = value.ev_ptr  # grows while events are entered
         value.born = boundary - 1 if value.is_tangent else NEVER
         value.dies = value.born
@@ -102,67 +111,97 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
             add_copy(S, v)
     meta.broken = broken
     held = meta.base
-    excess = 0.0
     for p in range(count + 1):
-        at = S.pos[p]
-        held += at.diff
-        at.diff = 0
-        at.held = held
-        at.excess = excess
-        over = held + at.own - budget
-        if over > 0:
-            excess += over
-    S.pos[count + 1].diff = 0
+        held += S.diff[p]
+        S.diff[p] = 0
+        S.pos[p].held = held
+    S.diff[count + 1] = 0
+    S.pos[0].excess = 0.0
+    S.pos[count].seconds = seconds
+    sum_excess(S, 0, budget)
     return seconds, S.pos[count].excess
 
 
 @inner
-def place(S):  # type: ignore[no-untyped-def]
-    """Give each run its new position: in `spare`, -1 if deleted, and in `in_at`; returns the new length."""
+def first_change(S):  # type: ignore[no-untyped-def]
+    """The first position where the change deletes or inserts."""
+    first = S.meta.count
+    for d in range(S.meta.deleted):
+        first = min(first, S.extra[d].deleted)
+    return min(first, S.extra[0].in_gap) if S.meta.inserted else first
+
+
+@inner
+def place(S, first):  # type: ignore[no-untyped-def]
+    """Give each run from `first` on its new position: in `State.moved` and in `in_at`.
+
+    Returns the new length.
+    """
     meta = S.meta
-    i, to = 0, 0
-    for p in range(meta.count + 1):
+    i, to = 0, first
+    for p in range(first, meta.count + 1):
         while i < meta.inserted and S.extra[i].in_gap == p:
             S.extra[i].in_at = to
             to += 1
             i += 1
-        at = S.pos[p]
-        if at.deleted_stamp == meta.stamp:
-            at.spare = -1
+        if S.pos[p].deleted_stamp == meta.stamp:
+            S.moved[p] = -1
         else:
-            at.spare = to
+            S.moved[p] = to
             to += 1
     return to - 1
 
 
 @inner
-def merge_events(S):  # type: ignore[no-untyped-def]
-    """Write the events of all values at their new positions to the other half of `S.events`."""
-    meta = S.meta
-    e = 0 if meta.half else S.events.shape[0] // 2
-    meta.half = 1 - meta.half
-    begin = e
+def move_events(S, first):  # type: ignore[no-untyped-def]
+    """Bring the events of all values to their new positions, which differ from `first` on."""
+    stamp = S.meta.stamp
     for v in range(S.val.shape[0]):
         value = S.val[v]
-        i, stop = value.ev_ptr, value.ev_end
-        value.ev_ptr = e
-        j = -1
-        if value.affected_stamp == meta.stamp and value.head_stamp == meta.stamp:
-            j = value.head
-        while i < stop or j >= 0:
-            code = S.events[i] if i < stop else 0
-            if j >= 0 and (i >= stop or S.extra[j].extra_key < (code >> 1) * 64 + 63):
-                new = S.extra[j]
-                S.events[e] = 2 * S.extra[new.extra_key & 63].in_at + new.extra_made
-                e += 1
-                j = new.extra_next
-                continue
-            i += 1
-            p = S.pos[code >> 1].spare
-            S.events[e] = 2 * p + (code & 1)
-            e += p >= 0  # else the next event takes the place
-        value.ev_end = e
-    meta.events = e - begin
+        if value.affected_stamp == stamp:
+            merge_events(S, v, first)
+            continue
+        e = value.ev_end - 1
+        while e >= value.ev_ptr:
+            p = S.events[e] >> 1
+            if p < first:
+                break
+            S.events[e] += 2 * (S.moved[p] - p)
+            e -= 1
+
+
+@inner
+def merge_events(S, v, first):  # type: ignore[no-untyped-def]
+    """Merge the events of a value with those of inserted runs, at their new positions.
+
+    They are written to free space, and copied back if the value's own has room for them.
+    """
+    meta, value = S.meta, S.val[v]
+    start = meta.events
+    i, e = value.ev_ptr, start
+    j = value.head if value.head_stamp == meta.stamp else -1
+    while i < value.ev_end or j >= 0:
+        code = S.events[i] if i < value.ev_end else 0
+        if j >= 0 and (i >= value.ev_end or S.extra[j].extra_key < (code >> 1) * 64 + 63):
+            new = S.extra[j]
+            S.events[e] = 2 * S.extra[new.extra_key & 63].in_at + new.extra_made
+            e += 1
+            j = new.extra_next
+            continue
+        i += 1
+        p = code >> 1
+        p = p if p < first else S.moved[p]
+        S.events[e] = 2 * p + (code & 1)
+        e += p >= 0  # else the next event takes the place
+    events = e - start
+    if events > value.ev_room:
+        value.ev_ptr = start
+        value.ev_room = room_for(events)
+        meta.events += value.ev_room
+    else:
+        for k in range(events):
+            S.events[value.ev_ptr + k] = S.events[start + k]
+    value.ev_end = value.ev_ptr + events
 
 
 @inner
@@ -174,15 +213,12 @@ def copy_run(S, p, to):  # type: ignore[no-untyped-def]
 
 
 @inner
-def move_runs(S):  # type: ignore[no-untyped-def]
-    """Bring each run to its new position."""
+def move_runs(S, first):  # type: ignore[no-untyped-def]
+    """Bring each run from `first` on to its new position."""
     meta = S.meta
     gone = 0  # first towards the front, over what is deleted
-    low = meta.count
-    for d in range(meta.deleted):
-        low = min(low, S.extra[d].deleted)
-    for p in range(low, meta.count + 1):
-        if S.pos[p].spare < 0:
+    for p in range(first, meta.count + 1):
+        if S.moved[p] < 0:
             gone += 1
         elif gone:
             copy_run(S, p, p - gone)
@@ -209,20 +245,36 @@ def apply(S, budget):  # type: ignore[no-untyped-def]
     spread(S)
     held = 0
     for p in range(meta.low, meta.high + 2):
-        at = S.pos[p]
-        held += at.diff
-        at.diff = 0
-        at.held += held
+        held += S.diff[p]
+        S.diff[p] = 0
+        S.pos[p].held += held
     for i in range(meta.touched):
         S.pos[S.touch[i].touched].own += S.touch[i].touched_by
     meta.touched = 0
-    count = place(S)
-    merge_events(S)
-    move_runs(S)
+    first = first_change(S)
+    count = place(S, first)
+    move_events(S, first)
+    move_runs(S, first)
     meta.count = count
-    boundary, repeats, seconds, excess = 0, 0, 0.0, 0.0
-    for p in range(count):
+    list_runs(S, first)
+    sum_excess(S, min(first, meta.low), budget)
+    meta.deleted = 0
+    meta.inserted = 0
+    meta.stamp += 1
+    return S.pos[count].seconds, S.pos[count].excess
+
+
+@inner
+def list_runs(S, first):  # type: ignore[no-untyped-def]
+    """List repeats and first runs from position `first` on, and sum their seconds."""
+    meta = S.meta
+    seconds = S.pos[first].seconds
+    repeats = meta.repeats
+    while repeats > 0 and S.pos[repeats - 1].repeats >= first:
+        repeats -= 1
+    for p in range(first, meta.count):
         at = S.pos[p]
+        at.seconds = seconds
         seconds += S.var[at.variant].time
         if at.variant & 1:
             S.pos[repeats].repeats = p
@@ -231,15 +283,20 @@ def apply(S, budget):  # type: ignore[no-untyped-def]
             op = S.ops[at.order]
             op.first = p
             if not op.backward:
-                boundary = p + 1
+                meta.boundary = p + 1
+    S.pos[meta.count].seconds = seconds
+    meta.repeats = repeats
+
+
+@inner
+def sum_excess(S, first, budget):  # type: ignore[no-untyped-def]
+    """Enter the bytes of runs from position `first` on, and sum their excess."""
+    excess = S.pos[first].excess
+    for p in range(first, S.meta.count):
+        at = S.pos[p]
         at.excess = excess
-        over = at.held + at.own - budget
+        S.load[p] = at.held + at.own
+        over = S.load[p] - budget
         if over > 0:
             excess += over
-    S.pos[count].excess = excess
-    meta.boundary = boundary
-    meta.repeats = repeats
-    meta.deleted = 0
-    meta.inserted = 0
-    meta.stamp += 1
-    return seconds, excess
+    S.pos[S.meta.count].excess = excess

@@ -24,9 +24,8 @@ def worst_position(S):  # type: ignore[no-untyped-def]
     """Position of the peak."""
     worst, most = 0, -1
     for p in range(S.meta.count):
-        at = S.pos[p]
-        if at.held + at.own > most:
-            worst, most = p, at.held + at.own
+        if S.load[p] > most:
+            worst, most = p, S.load[p]
     return worst
 
 

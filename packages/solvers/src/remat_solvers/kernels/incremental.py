@@ -23,6 +23,7 @@ from remat_solvers.kernels.jit import njit_inner as inner
 MOST = 60  # inserted runs per change, below the 63 keys between two positions
 GONE = 1 << 60
 NEVER = -9
+TOGETHER = 128  # positions between two looks at whether a change is refused
 
 
 @inner
@@ -33,8 +34,8 @@ def close_copy(S, v, born, dies, sign):  # type: ignore[no-untyped-def]
     low = (born + 1) >> 6
     high = ((dies + 1) >> 6) - 1
     if low <= high:
-        S.pos[low].diff += size
-        S.pos[high + 1].diff -= size
+        S.diff[low] += size
+        S.diff[high + 1] -= size
         meta.low = min(meta.low, low)
         meta.high = max(meta.high, high)
     slot = -1
@@ -220,8 +221,13 @@ def list_events(S):  # type: ignore[no-untyped-def]
             add_extra(S, S.idx[k], new.in_key, 1)
         if meta.extra + 64 > S.extra.shape[0]:
             return False
-    free = S.events.shape[0] // 2 - meta.events
-    return meta.count + meta.inserted + 8 <= S.pos.shape[0] and meta.extra + 2 <= free
+    events = meta.extra
+    for a in range(meta.affected):
+        value = S.val[S.val[a].affected]
+        events += value.ev_end - value.ev_ptr
+    # The most that `apply` takes, and what `rebuild` leaves free.
+    needed = 2 * (events + meta.affected + S.val.shape[0])
+    return meta.count + meta.inserted + 8 <= S.pos.shape[0] and meta.events + needed <= S.events.shape[0]
 
 
 @inner
@@ -261,12 +267,12 @@ def evaluate_change(S, budget, most):  # type: ignore[no-untyped-def]
     low, high = meta.low, meta.high
     for d in range(meta.deleted):
         p = S.extra[d].deleted
-        S.pos[p].own -= GONE
+        S.load[p] -= GONE
         low = min(low, p)
         high = max(high, p)
     high = min(high, count - 1)
     for i in range(meta.touched):
-        S.pos[S.touch[i].touched].own += S.touch[i].touched_by
+        S.load[S.touch[i].touched] += S.touch[i].touched_by
     excess = S.pos[count].excess
     most_excess = np.inf if meta.price <= 0 else excess + (most - seconds) / meta.price
     if low <= high:
@@ -275,26 +281,26 @@ def evaluate_change(S, budget, most):  # type: ignore[no-untyped-def]
         over = S.extra[i].in_held + S.extra[i].in_own - budget
         if over > 0:
             excess += over
-    if low <= high:
-        held = -budget
-        p = low
-        while p <= high and excess <= most_excess:
-            at = S.pos[p]
-            held += at.diff
-            at.diff = 0
-            over = at.held + at.own + held
-            if over > 0:
-                excess += over
-            p += 1
-        while p <= high + 1:
-            S.pos[p].diff = 0
-            p += 1
-    S.pos[count].diff = 0
-    S.pos[count + 1].diff = 0
+    held = -budget
+    p = low
+    while p <= high and excess <= most_excess:
+        stop = min(p + TOGETHER, high + 1)
+        total = 0
+        # Of a signed index numba asks whether it counts from the end.
+        for q in range(np.uint64(p), np.uint64(stop)):
+            held += S.diff[q]
+            over = S.load[q] + held
+            total += over & ~(over >> 63)  # 0 if it is negative
+        excess += total
+        p = stop
+    for p in range(low, high + 2):
+        S.diff[p] = 0
+    S.diff[count] = 0
+    S.diff[count + 1] = 0
     for d in range(meta.deleted):
-        S.pos[S.extra[d].deleted].own += GONE
+        S.load[S.extra[d].deleted] += GONE
     for i in range(meta.touched):
-        S.pos[S.touch[i].touched].own -= S.touch[i].touched_by
+        S.load[S.touch[i].touched] -= S.touch[i].touched_by
     meta.touched = 0
     return meta.bad == 0 and excess <= most_excess, seconds, max(excess, 0.0)
 
