@@ -83,7 +83,8 @@ def _pooled_backward(node: Node) -> Node | None:
     while len(source.users) == 1 and source.op == "call_function":
         if source.target in _POOLS:
             return source if _strides(source.meta["val"]) == _strides(seen) else None
-        if storage_id(source.meta["val"]) != storage_id(seen):
+        made = source.meta["val"]  # of a call with several results a tuple
+        if not isinstance(made, Tensor) or storage_id(made) != storage_id(seen):
             return None
         source = source.args[0]
     return None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from remat_executor.capture.captured import Captured
-from remat_executor.fx_nodes import target_of
+from remat_executor.fx_nodes import meta_tensors, target_of
 from remat_executor.torch_private.tensors import storage_id
 from remat_executor.ways.substitution import Change, Substitution
 
@@ -149,8 +149,8 @@ def _needed(nodes: Iterable[Node], given: set[Node]) -> set[Node]:
 
 
 def _is_view(node: Node) -> bool:
-    storages = {storage_id(n.meta["val"]) for n in node.all_input_nodes}
-    return storage_id(node.meta["val"]) in storages
+    given = {storage_id(t) for n in node.all_input_nodes for t in meta_tensors(n.meta["val"])}
+    return any(storage_id(t) in given for t in meta_tensors(node.meta["val"]))
 
 
 def _alike(*nodes: Node) -> bool:
