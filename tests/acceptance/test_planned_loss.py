@@ -164,3 +164,16 @@ def test_an_input_of_a_model_may_be_named_target(tmp_path: Path) -> None:
     found = planned(model)
     assert found is not None
     assert found.runs["planned"] == 1
+
+
+def test_a_target_without_its_name(tmp_path: Path) -> None:
+    """The error is the model's own, and a note gives the name."""
+    model = network()
+    limit_memory(model, "100%", loss=F.cross_entropy, **options(tmp_path))
+    x, y = batch()
+    with pytest.raises(TypeError, match="3 were given") as caught:
+        model(x, y)
+    assert "the target of the loss has a name: model(x, target=y)" in caught.value.__notes__
+    with pytest.raises(TypeError, match="unexpected keyword argument 'labels'") as caught:
+        model(x, labels=y)
+    assert "the target of the loss has a name: model(x, target=y)" in caught.value.__notes__

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from remat_graph import FalseBound, Graph, InvalidSchedule, OverBudget, Plan, Schedule, simulate
+from remat_graph import FalseBound, Graph, InvalidSchedule, OverBudget, Plan, Schedule, save_plan, simulate
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.strategies import schedules
@@ -47,6 +48,14 @@ def test_every_figure_is_the_referees(case: tuple[Graph, Schedule]) -> None:
     assert plan.gradient_nbytes <= min(plan.peak_nbytes, plan.noremat_peak_nbytes)
     assert 0.0 == plan.lower_bound_overhead <= plan.overhead == plan.gap
     assert 3 == len(plan.summary().splitlines())
+
+
+def test_only_a_plan_is_saved(tmp_path: Path) -> None:
+    """A module that has one, say, is named, and no file is made."""
+    path = tmp_path / "plan.json"
+    with pytest.raises(TypeError, match=r"plan: is of type dict; expected a Plan"):
+        save_plan({}, path)  # type: ignore[arg-type]
+    assert not path.exists()
 
 
 def test_a_plan_above_the_budget_is_refused() -> None:

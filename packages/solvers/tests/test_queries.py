@@ -88,6 +88,22 @@ def test_no_size_is_left_out_and_none_beyond_the_most() -> None:
     assert max_batch(vgg19, ROOM, solver="noremat", first=300).batch == 0
 
 
+def test_a_carried_plan_has_the_bound_of_the_search() -> None:
+    """Also where it is the faster one: it bounds nothing by itself."""
+    slow = 1.0  # seconds that the search of the largest size is worse by
+
+    def solve(solver: Solver, problem: Problem, deadline: Deadline | None) -> Solution:
+        made = solve_switches(solver, problem, deadline)
+        carried = solver.name == "carried"
+        return made if carried or made.time_s is None else attrs.evolve(made, time_s=made.time_s + slow)
+
+    budget_nbytes = 40 * noremat_peak_nbytes(vgg19(1))
+    found = max_batch(vgg19, budget_nbytes, moves=2000, solve=solve, max_overhead=9.0)
+    assert found.solution is not None
+    assert found.solution.stats["method"] == "carried"
+    assert found.solution.lower_bound_s >= vgg19(found.batch).time_s
+
+
 def test_larger_batches_begin_with_the_plan_of_the_one_before() -> None:
     """The solver runs for the first size, for those that a carried plan does not fit, and for the largest."""
     runs: list[tuple[int, str]] = []

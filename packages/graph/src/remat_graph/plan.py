@@ -312,9 +312,8 @@ class Plan:
             f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "
             f"{format_nbytes(self.budget_nbytes)} ({share:.0%} of the unplanned "
             f"{format_nbytes(self.noremat_peak_nbytes)}; gradients {format_nbytes(self.gradient_nbytes)})",
-            f"time {format_seconds(self.time_s)}: {repeats} repeated ops cost {self.recomputed_overhead:+.2%}"
-            f"{ways_cost}, "
-            f"no schedule costs less than {self.lower_bound_overhead:+.2%}",
+            f"time {format_seconds(self.time_s)} ({self.overhead:+.2%}): {repeats} repeated ops cost "
+            f"{self.recomputed_overhead:+.2%}{ways_cost}; no plan is below {self.lower_bound_overhead:+.2%}",
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
             + (f", cut short by {ended_by}" if self.deadline_hit else ""),

@@ -238,7 +238,8 @@ class PlannedCall:
         if torch.is_grad_enabled():
             raise UnplannedUse(
                 problem="a planned module cannot be differentiated twice (create_graph=True)",
-                advice="use the original, at `.module`, for double backward",
+                advice="use the original for that: `.module` of a planned module, or the model after "
+                "`release(model)` if it has a memory limit",
             )
         if torch.is_autocast_enabled(self.wiring.device.type) and not self.autocast:
             raise UnplannedUse(

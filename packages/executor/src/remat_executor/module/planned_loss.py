@@ -78,7 +78,13 @@ def _forward_or_loss(
     model: nn.Module, loss: LossFunction, /, *args: Any, target: Any = None, **kwargs: Any
 ) -> Any:
     binding = _binding(model)
-    output = binding.resolved(binding.first)(*args, **kwargs)
+    forward = binding.resolved(binding.first)
+    try:
+        output = forward(*args, **kwargs)
+    except TypeError as error:
+        if target is None and not _takes(forward, args, kwargs):
+            error.add_note("the target of the loss has a name: model(x, target=y)")
+        raise
     if target is None:
         return output
     found = loss(output, target)
@@ -88,6 +94,15 @@ def _forward_or_loss(
             advice="return the loss alone",
         )
     return found
+
+
+def _takes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has the arguments that a function takes."""
+    try:
+        inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _binding(model: nn.Module) -> ForwardBinding:

@@ -30,6 +30,11 @@ def as_call(sample: Any, sample_kwargs: Mapping[str, Any] | None = None) -> Argu
     if isinstance(sample, Tensor):
         return (sample,), named
     if isinstance(sample, tuple | list):
+        if len(sample) > 1 and all(type(size) is int for size in sample):
+            shape = ", ".join(map(str, sample))
+            raise BadSample(
+                problem=f"is {len(sample)} ints; expected inputs: if it is a shape, give torch.randn({shape})"
+            )
         return tuple(sample), named
     if isinstance(sample, Mapping):
         if named:

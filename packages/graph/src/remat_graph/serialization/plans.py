@@ -29,7 +29,15 @@ PLAN_FORMAT = "remat-plan"
 
 
 def save_plan(plan: Plan, path: AnyPath) -> None:
-    """Write a plan; an existing file is replaced atomically."""
+    """Write a plan; an existing file is replaced atomically.
+
+    Raises:
+        TypeError: it is no plan.
+        CannotWrite: the file cannot be written.
+    """
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        raise TypeError(f"plan: is of type {kind}; expected a Plan: give `.plan` of a planned module")
     write_json(plan_to_data(plan), path)
 
 
@@ -115,8 +123,8 @@ def _made_on(reader: Reader, graph: Graph) -> tuple[Graph, Callable[[Schedule], 
     name = reader.get("graph_name").text()
     problem = (
         f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
-        f"{graph.name or 'this one'} ({wanted[:15]}...): solve again, or load it on "
-        "the model, sample and mode it was made with"
+        f"{graph.name or 'this one'} ({wanted[:15]}...): plan again, or load it with the model, the input "
+        "shapes and dtypes, the mode, and the loss, outputs and ways that it was made with"
     )
     raise ForeignPlan(path=reader.source, problem=problem)
 
