@@ -53,8 +53,9 @@ def test_every_figure_is_the_referees(case: tuple[Graph, Schedule]) -> None:
 def test_only_a_plan_is_saved(tmp_path: Path) -> None:
     """A module that has one, say, is named, and no file is made."""
     path = tmp_path / "plan.json"
+    wrong: Any = {}
     with pytest.raises(TypeError, match=r"plan: is of type dict; expected a Plan"):
-        save_plan({}, path)  # type: ignore[arg-type]
+        save_plan(wrong, path)
     assert not path.exists()
 
 

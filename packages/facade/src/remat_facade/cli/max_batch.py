@@ -54,15 +54,15 @@ def largest_batch(
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
             load = partial(named.load, meta=times is not None)
-            nbytes, advice = size_nbytes, "raise --budget or --max-overhead"
+            nbytes, advice, note = size_nbytes, "raise --budget or --max-overhead", ""
             if device_memory is not None:
-                nbytes, advice = _left_of(load(first), size_nbytes, optimizer)
+                nbytes, advice, note = _left_of(load(first), size_nbytes, optimizer)
             graph_of = _graphs(load, update, platform=times, ways=ways, outputs=outputs)
             search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
             nothing = {name: MaxBatch(batch=0, solution=None, refused=first) for name in names}
             found, ended_early = largest(search, names) if nbytes else (nothing, False)
         output.facts |= {"target": target, "budget_nbytes": nbytes, "methods": batch_facts(found)}
-        output.show(batch_table(target, nbytes, found))
+        output.show(batch_table(target, nbytes, found, note))
     if ended_early:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in found.values()):
@@ -70,18 +70,22 @@ def largest_batch(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> tuple[int, str]:
-    """Bytes of a device that remain for a step, 0 if none do; and what to say if no batch fits."""
+def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> tuple[int, str, str]:
+    """Bytes of a device that remain for a step, or 0; what to say if no batch fits; what takes the others."""
     from remat_facade.entrypoints.inputs import check_model
     from remat_facade.errors import NothingLeft
-    from remat_facade.planning.memory_fit import budget_on
+    from remat_facade.planning.memory_fit import budget_on, fit_of
+    from remat_graph import format_nbytes
 
-    check_model(loaded[0], (), {}, filled=True)
+    device = check_model(loaded[0], (), {}, filled=True)
     try:
         nbytes = budget_on(loaded[0], optimizer, device_nbytes)
     except NothingLeft as error:
-        return 0, f"{error.problem}; {error.advice}"
-    return nbytes, "raise --device-memory or --max-overhead"
+        return 0, f"{error.problem}; {error.advice}", ""
+    fit = fit_of(loaded[0], nbytes, optimizer, device=device, device_nbytes=device_nbytes)
+    free = "" if fit.left_nbytes is None else f", {format_nbytes(fit.left_nbytes)} kept free"
+    note = f"{format_nbytes(device_nbytes)} less {fit.parts()}{free}"
+    return nbytes, "raise --device-memory or --max-overhead", note
 
 
 def _graphs(

@@ -85,14 +85,17 @@ class Fit:
 
     def details(self) -> str:
         """The parts and the summary, in one line."""
+        return f"in addition to the budget: {self.parts()}; training {self.summary()}"
+
+    def parts(self) -> str:
+        """What is held in addition to the budget, in one line."""
         held = {
             "parameters": self.parameters_nbytes,
             "buffers": self.buffers_nbytes,
             "gradients of an earlier step": self.gradients_nbytes,
             f"states of {self.optimizer}": self.states_nbytes,
         }
-        parts = ", ".join(f"{what} {format_nbytes(nbytes)}" for what, nbytes in held.items())
-        return f"in addition to the budget: {parts}; training {self.summary()}"
+        return ", ".join(f"{what} {format_nbytes(nbytes)}" for what, nbytes in held.items())
 
     def summary(self) -> str:
         """The verdict in one line."""

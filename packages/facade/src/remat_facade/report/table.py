@@ -42,8 +42,8 @@ def smallest_table(graph: Graph, found: MinBudget) -> Table:
     return Table(title=graph.name, columns=("", "", "bytes"), rows=rows, note=note)
 
 
-def batch_table(name: str, budget_nbytes: int, found: Mapping[str, MaxBatch]) -> Table:
-    """The largest batch by each method, its plan, and the smallest batch size that failed."""
+def batch_table(name: str, budget_nbytes: int, found: Mapping[str, MaxBatch], note: str = "") -> Table:
+    """The largest batch by each method, its plan, and the smallest batch size that failed; `note` below."""
 
     def row(head: str, cell: Callable[[MaxBatch], str]) -> tuple[str, ...]:
         return (head, *(cell(each) for each in found.values()))
@@ -61,7 +61,7 @@ def batch_table(name: str, budget_nbytes: int, found: Mapping[str, MaxBatch]) ->
     )
     heads = ("",) if len(found) == 1 else tuple(found)
     shown = tuple(cells for cells in rows if any(cells[1:]))
-    return Table(title=name, columns=("", *heads), rows=shown)
+    return Table(title=name, columns=("", *heads), rows=shown, note=note)
 
 
 def batch_facts(found: Mapping[str, MaxBatch]) -> dict[str, dict[str, Any]]:

@@ -19,8 +19,8 @@ META = (
 )
 POSITION = "order variant repeats held own seconds:f8 excess:f8 deleted_stamp best"
 VALUE = (
-    "size pinned producer is_tangent recomputable ev_ptr ev_end ev_room affected affected_stamp head tail "
-    "head_stamp value_stamp born dies"
+    "size pinned producer is_tangent recomputable ev_ptr ev_end ev_capacity affected affected_stamp head "
+    "tail head_stamp value_stamp born dies"
 )
 OP = "first backward op_stamp now best_now"
 VARIANT = (
@@ -50,7 +50,7 @@ class State(NamedTuple):
     extra: NDArray[Any]  # per inserted run or deleted position, and per event of an inserted run
     touch: NDArray[Any]  # per change of what a run at a position needs
     idx: Ints  # what variants read, then what they make, then the dying inputs that an output takes over
-    events: Ints  # per value, 2 * position + (1 if made there), in a part that may have room for more
+    events: Ints  # per value, 2 * position + (1 if made there), in a part that may be longer
     switches: NDArray[Any]  # per switch
     changes: NDArray[Any]  # per switch and op that it changes, the variant that it puts in force
     conflicts: Ints  # per switch, those that it cannot be on with

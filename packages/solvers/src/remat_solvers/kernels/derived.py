@@ -2,18 +2,18 @@
 
 `apply` carries out the change that `evaluate_change` has evaluated. It leaves what is before the first
 position that changes. Only the values that the change touches get other lifetimes; events of the others move.
-The part of `State.events` that a value has leaves some room; a value that needs more gets a new part behind
-those in use, and `rebuild` puts all in order again.
+Each value has a part of `State.events` that is a little longer than it needs; where it becomes too short, the
+value gets a new one behind those in use, and `rebuild` puts all in order again.
 """
 
 from remat_solvers.kernels.incremental import NEVER, spread
 from remat_solvers.kernels.jit import njit_inner as inner
 
-SPARE = 2  # events for which `rebuild` leaves room in the part of each value
+SPARE = 2  # events that the part of each value may grow by after `rebuild`
 
 
 @inner
-def room_for(events):  # type: ignore[no-untyped-def]
+def capacity_for(events):  # type: ignore[no-untyped-def]
     """The size of a new part for a value with as many events."""
     return events + events // 2 + SPARE
 
@@ -77,8 +77,8 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
     for v in range(values):
         value = S.val[v]
         value.ev_ptr = events
-        value.ev_room = value.ev_end + SPARE
-        events += value.ev_room
+        value.ev_capacity = value.ev_end + SPARE
+        events += value.ev_capacity
         value.ev_end = value.ev_ptr  # grows while events are entered
         value.born = boundary - 1 if value.is_tangent else NEVER
         value.dies = value.born
@@ -174,7 +174,7 @@ def move_events(S, first):  # type: ignore[no-untyped-def]
 def merge_events(S, v, first):  # type: ignore[no-untyped-def]
     """Merge the events of a value with those of inserted runs, at their new positions.
 
-    They are written to free space, and copied back if the value's own has room for them.
+    They are written to free space, and copied back if the value's own part is long enough.
     """
     meta, value = S.meta, S.val[v]
     start = meta.events
@@ -194,10 +194,10 @@ def merge_events(S, v, first):  # type: ignore[no-untyped-def]
         S.events[e] = 2 * p + (code & 1)
         e += p >= 0  # else the next event takes the place
     events = e - start
-    if events > value.ev_room:
+    if events > value.ev_capacity:
         value.ev_ptr = start
-        value.ev_room = room_for(events)
-        meta.events += value.ev_room
+        value.ev_capacity = capacity_for(events)
+        meta.events += value.ev_capacity
     else:
         for k in range(events):
             S.events[value.ev_ptr + k] = S.events[start + k]
