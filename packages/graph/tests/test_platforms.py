@@ -69,6 +69,8 @@ def test_an_unknown_platform_names_the_known() -> None:
         UnknownPlatform, match=r"no cost platform 'abacus': choose one of .*h200-spec, .*roofline"
     ):
         get_platform("abacus")
+    with pytest.raises(UnknownPlatform, match=r"no cost platform 'h1000-spec' \(did you mean h100-spec\?\)"):
+        get_platform("h1000-spec")
 
 
 def test_times_are_replaced_where_named() -> None:

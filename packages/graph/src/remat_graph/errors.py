@@ -232,4 +232,6 @@ class UnknownPlatform(RematError):
 
     def __str__(self) -> str:
         known = ", ".join(self.known) or "(none installed)"
-        return f"no cost platform {shown(self.name)}: choose one of {known}"
+        close = difflib.get_close_matches(shown(self.name).strip("'"), self.known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return f"no cost platform {shown(self.name)}{hint}: choose one of {known}"

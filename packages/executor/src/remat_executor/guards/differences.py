@@ -63,6 +63,7 @@ def way_out(found: Iterable[Difference]) -> str:
     for difference in found:
         if difference.shapes:
             advice.append("buckets= pads lengths, so that few plans serve all")
+            advice.append("drop_last=True of a DataLoader leaves out a smaller last batch")
         elif difference.kind == "arguments" and not structure:
             advice.append("if they change often, pass tensors")
         elif difference.kind in ("attributes", "external state"):
