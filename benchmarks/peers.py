@@ -243,7 +243,7 @@ class MeteredPlanner:
         solution = solve(get_solver("auto"), Problem(metered, self.budget_nbytes))
         if solution.schedule is None:
             least = min_present_budget(metered) if present else min_budget(metered)
-            raise least.as_error(self.budget_nbytes)
+            raise least.as_error(self.budget_nbytes, metered)
         found = Plan.from_schedule(
             graph,
             solution.schedule,

@@ -27,7 +27,16 @@ from remat_facade import (
     save_config,
 )
 from remat_facade.entrypoints.inputs import as_call
-from remat_graph import BadBudget, BadFile, ForeignPlan, OverBudget, RematError, Roofline, save_plan
+from remat_graph import (
+    BadBudget,
+    BadFile,
+    ForeignPlan,
+    OverBudget,
+    RematError,
+    Roofline,
+    resolve_budget,
+    save_plan,
+)
 from remat_solvers import InfeasibleBudget, UnknownSolver
 
 
@@ -114,6 +123,9 @@ def test_an_infeasible_budget(model: nn.Module, sample: Tensor, tmp_path: Path) 
     smallest = caught.value.smallest_nbytes
     planned = Hiremate(model, sample, smallest, cache_dir=tmp_path)
     assert planned.plan.peak_nbytes <= smallest
+    share = f"{caught.value.smallest_percent}%"
+    assert f'({smallest} bytes, "{share}")' in str(caught.value)
+    assert resolve_budget(share, planned.graph) >= smallest
 
     (binding,) = [op for op in planned.graph.ops if op.name == caught.value.floor_op]
     assert binding.layer in dict(model.named_modules())

@@ -12,10 +12,12 @@ from remat_graph import (
     Schedule,
     Value,
     noremat_peak_nbytes,
+    percent_of,
     resolve_budget,
     simulate,
 )
 from remat_graph.budget import gradient_nbytes
+from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.small_graphs import small_graph
 from remat_graph.testing.strategies import graphs
 
@@ -105,3 +107,18 @@ def test_a_bad_budget_is_one_clear_line(budget: bool | float | str | None, probl
     assert str(caught.value).startswith(f"budget {budget!r}: ")
     assert '"40%"' in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_percentage_of_bytes_comes_to_them(seed: int) -> None:
+    """The least whole one: one less comes to fewer."""
+    graph = random_graph(seed)
+    peak = resolve_budget("100%", graph)
+    for nbytes in (1, peak // 3, peak // 2, peak - 1, peak):
+        percent = percent_of(nbytes, graph)
+        if resolve_budget("1%", graph) == peak:  # all of it is gradients
+            assert percent is None
+            continue
+        assert percent is not None
+        assert resolve_budget(f"{percent}%", graph) >= nbytes
+        assert percent == 1 or resolve_budget(f"{percent - 1}%", graph) < nbytes

@@ -1,6 +1,6 @@
 """A training step as plain data: the graph, the schedule, and the referee that judges one on the other."""
 
-from remat_graph.budget import Budget, noremat_peak_nbytes, parse_nbytes, resolve_budget
+from remat_graph.budget import Budget, noremat_peak_nbytes, parse_nbytes, percent_of, resolve_budget
 from remat_graph.errors import (
     BadBudget,
     BadFile,
@@ -96,6 +96,7 @@ __all__ = [
     "load_platform",
     "noremat_peak_nbytes",
     "parse_nbytes",
+    "percent_of",
     "platform_names",
     "relaxed",
     "resolve_budget",

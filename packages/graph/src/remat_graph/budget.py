@@ -105,6 +105,15 @@ def resolve_budget(budget: BudgetLike, graph: Graph) -> int:
     return Budget.parse(budget).resolve(graph)
 
 
+def percent_of(nbytes: int, graph: Graph) -> int | None:
+    """The least whole percentage that comes to as many bytes for a graph or to more; None if none does."""
+    beyond = noremat_peak_nbytes(graph) - gradient_nbytes(graph)
+    if beyond <= 0:
+        return None
+    percent = max(1, -(-100 * (nbytes - gradient_nbytes(graph)) // beyond))
+    return percent if resolve_budget(f"{percent}%", graph) >= nbytes else percent + 1
+
+
 def gradient_nbytes(graph: Graph) -> int:
     """Bytes of all gradients, rounded as the allocator does: every plan holds them when the step ends."""
     return sum(graph.allocated_nbytes(grad) for grad in graph.gradients)

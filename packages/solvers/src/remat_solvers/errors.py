@@ -71,6 +71,7 @@ class InfeasibleBudget(RematError):
     Attributes:
         budget_nbytes: the given budget.
         smallest_nbytes: the smallest budget for which a schedule was found.
+        smallest_percent: the same as a budget such as "74%", if it is known.
         cut_short: whether a time limit ended that search, so that a smaller budget may work too.
         floor_nbytes: no schedule exists below this.
         floor_op: name of the op that binds there.
@@ -85,6 +86,7 @@ class InfeasibleBudget(RematError):
     floor_place: str
     floor_op_nbytes: int
     cut_short: bool = False
+    smallest_percent: int | None = None
 
     def __str__(self) -> str:
         proven = self.budget_nbytes < self.floor_nbytes
@@ -93,11 +95,12 @@ class InfeasibleBudget(RematError):
             hint = f'a number is bytes: "{self.budget_nbytes}GiB" is a size, "{self.budget_nbytes}%" a share'
         if self.cut_short:
             hint = f"time was up before smaller budgets were tried: raise the time limit, {hint}"
+        share = "" if self.smallest_percent is None else f', "{self.smallest_percent}%"'
         verdict = "no schedule can fit it" if proven else "no schedule was found for it"
         return (
             f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "
-            f"schedule is {format_nbytes(self.smallest_nbytes)} ({self.smallest_nbytes} bytes), none exists "
-            f"below {format_nbytes(self.floor_nbytes)}, where {self.floor_place} needs "
+            f"schedule is {format_nbytes(self.smallest_nbytes)} ({self.smallest_nbytes} bytes{share}), none "
+            f"exists below {format_nbytes(self.floor_nbytes)}, where {self.floor_place} needs "
             f"{format_nbytes(self.floor_op_nbytes)}; {hint}"
         )
 

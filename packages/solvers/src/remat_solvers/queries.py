@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from remat_graph import Graph, Schedule, noremat_peak_nbytes, simulate, structure
+from remat_graph import Graph, Schedule, noremat_peak_nbytes, percent_of, simulate, structure
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.decisions import bounding_graphs
 from remat_solvers.bounds.time_bound import CutBound
@@ -39,8 +39,8 @@ class MinBudget:
     floor_op_nbytes: int
     cut_short: bool = False
 
-    def as_error(self, budget_nbytes: int) -> InfeasibleBudget:
-        """The error for a budget that no schedule fits."""
+    def as_error(self, budget_nbytes: int, graph: Graph) -> InfeasibleBudget:
+        """The error for a budget of the graph that no schedule fits."""
         return InfeasibleBudget(
             budget_nbytes=budget_nbytes,
             smallest_nbytes=self.nbytes,
@@ -49,6 +49,7 @@ class MinBudget:
             floor_place=self.floor_place,
             floor_op_nbytes=self.floor_op_nbytes,
             cut_short=self.cut_short,
+            smallest_percent=percent_of(self.nbytes, graph),
         )
 
 
@@ -76,7 +77,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
 
 def infeasible(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> InfeasibleBudget:
     """The error for a budget that no schedule fits, with the smallest budget that works."""
-    return min_budget(graph, deadline).as_error(budget_nbytes)
+    return min_budget(graph, deadline).as_error(budget_nbytes, graph)
 
 
 @attrs.frozen(kw_only=True, eq=False)

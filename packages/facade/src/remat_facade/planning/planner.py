@@ -383,7 +383,7 @@ class RecomputePlanner(StepPlanner):
                     grads=self.grads,
                 )
                 self.zoo.keep(graph, _ANY_NBYTES, self._smallest_as, plan)
-            raise attrs.evolve(smallest.as_error(budget_nbytes), smallest_nbytes=least_nbytes)
+            raise attrs.evolve(smallest, nbytes=least_nbytes).as_error(budget_nbytes, graph)
         if self.method.solver == "auto":
             return smallest.schedule
         # One method may fail where another does not, so the budget is not infeasible.
