@@ -146,6 +146,7 @@ def test_the_largest_batch_by_each_method(capsys: pytest.CaptureFixture[str]) ->
     assert found["budget_nbytes"] < 2**20 - 4 * 4 * 64 * 65 * 4
     assert main([*words, "--budget", "1MiB"]) == 0
     assert "noremat" in capsys.readouterr().out
+    words[3] = "noremat"
     assert main([*words, "--device-memory", "1MiB", "--platform", "flops"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "1.00 MiB less parameters 65.0 KiB, buffers 0 B, gradients of an earlier step 65.0 KiB" in said
