@@ -88,7 +88,7 @@ class Budget:
         if self.nbytes is not None:
             return self.nbytes
         fixed = gradient_nbytes(graph)
-        beyond = math.floor(self.percent / 100 * (noremat_peak_nbytes(graph) - fixed))
+        beyond = _share_of(noremat_peak_nbytes(graph) - fixed, self.percent)
         return _at_least_one(min(fixed + beyond, 2**63 - 1), self.text)
 
 
@@ -107,11 +107,16 @@ def resolve_budget(budget: BudgetLike, graph: Graph) -> int:
 
 def percent_of(nbytes: int, graph: Graph) -> int | None:
     """The least whole percentage that comes to as many bytes for a graph or to more; None if none does."""
-    beyond = noremat_peak_nbytes(graph) - gradient_nbytes(graph)
+    fixed = gradient_nbytes(graph)
+    beyond = noremat_peak_nbytes(graph) - fixed
     if beyond <= 0:
         return None
-    percent = max(1, -(-100 * (nbytes - gradient_nbytes(graph)) // beyond))
-    return percent if resolve_budget(f"{percent}%", graph) >= nbytes else percent + 1
+    percent = max(1, -(-100 * (nbytes - fixed) // beyond))
+    return percent if _share_of(beyond, percent) >= nbytes - fixed else percent + 1
+
+
+def _share_of(nbytes: int, percent: float) -> int:
+    return math.floor(percent / 100 * nbytes)
 
 
 def gradient_nbytes(graph: Graph) -> int:
