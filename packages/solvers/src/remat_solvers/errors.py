@@ -95,11 +95,11 @@ class InfeasibleBudget(RematError):
             hint = f'a number is bytes: "{self.budget_nbytes}GiB" is a size, "{self.budget_nbytes}%" a share'
         if self.cut_short:
             hint = f"time was up before smaller budgets were tried: raise the time limit, {hint}"
-        share = "" if self.smallest_percent is None else f', "{self.smallest_percent}%"'
+        share = "" if self.smallest_percent is None else f' or "{self.smallest_percent}%"'
         verdict = "no schedule can fit it" if proven else "no schedule was found for it"
         return (
             f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "
-            f"schedule is {format_nbytes(self.smallest_nbytes)} ({self.smallest_nbytes} bytes{share}), none "
+            f"schedule is {format_nbytes(self.smallest_nbytes)}{share} ({self.smallest_nbytes} bytes), none "
             f"exists below {format_nbytes(self.floor_nbytes)}, where {self.floor_place} needs "
             f"{format_nbytes(self.floor_op_nbytes)}; {hint}"
         )
