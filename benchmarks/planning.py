@@ -10,9 +10,9 @@ that of the file `--before`, whose rows are of an earlier version and which is c
 
 Columns: seconds by the clock and of the processor, seconds until the first valid plan, overhead, lower bound.
 With `--limits`, each budget is planned again with these limits in seconds, and the time over a limit counts.
-With `--busy`, a second process keeps a processor busy meanwhile. With `--resume`, models with a row for every
-budget in FILE are not planned again. `--plot` draws the best overhead and the
-bound over time, of ten graphs at 40 %.
+With `--busy`, a second process keeps a processor busy meanwhile. With `--resume`, models with all of their
+rows in FILE are not planned again. `--plot` draws the best overhead and the bound over time, of ten graphs at
+40 %.
 
 The exit status is not zero if a row takes longer than it may (20 s up to 1,000 ops, 30 s at 2,700, 60 s at
 10,000), if a limit is passed by more than half a second, or if a plan is slower than before by more than 0.2
@@ -20,6 +20,7 @@ points of the step, or all of them together are.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -255,10 +256,11 @@ def load(path: Path | None) -> list[Row]:
     return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 
 
-def complete(rows: list[Row], budgets: list[str]) -> list[Row]:
-    """The rows of the models that have one for every budget."""
-    known = {row.key for row in rows}
-    return [row for row in rows if all((row.model, budget) in known for budget in budgets)]
+def complete(rows: list[Row], budgets: list[str], limits: list[float]) -> list[Row]:
+    """The rows of the models that have one for every budget and limit."""
+    known = {(row.model, row.budget, row.limit_s) for row in rows}
+    wanted = list(itertools.product(budgets, (None, *limits)))
+    return [row for row in rows if all((row.model, *each) in known for each in wanted)]
 
 
 def _spin() -> None:
@@ -297,7 +299,7 @@ def main() -> int:
         f"{'model':20} {'ops':>5} {'budget':8} {'limit':>5} {'MiB':>9} {'wall s':>7} {'cpu s':>7} "
         f"{'first':>6} {'overhead':>9} {'bound':>9}     {'before':>9} {'took s':>7}"
     )
-    found = complete(load(options.json), budgets) if options.resume else []
+    found = complete(load(options.json), budgets, limits) if options.resume else []
     done = {row.model for row in found}
     names = [name for name in options.models or planning_models.NAMES if name not in done]
     for row in rows(names, budgets, limits, before) if names else ():

@@ -20,8 +20,13 @@ COUNT = 6  # models with layers that are frozen and others that are not
 
 
 def frozen_case(seed: int) -> tuple[nn.Module, tuple[Tensor, Tensor]] | None:
-    """A random model of which some layers are frozen; None if no layer is, or all are."""
+    """A random model of which some layers are frozen, and a batch; None if no layer is, or all are.
+
+    The batch requires a gradient, so that a frozen layer has one to make: a group norm that has none to make
+    ends the process (torch 2.13; see `tests.ways.fuzz`).
+    """
     model, (x, target) = random_case(seed)
+    x.requires_grad_()
     rng = random.Random(f"frozen {seed}")
     for layer in model.modules():
         if rng.random() < 0.4:

@@ -137,7 +137,8 @@ def test_a_sample_of_another_kind(model: nn.Module, sample: Tensor) -> None:
     """A number, a string or None is not a sample."""
     for bad in (3, "batch", None, {1: sample}):
         fails(BadSample, lambda bad=bad: Hiremate(model, bad, "40%"))
-    assert "give torch.randn(16, 8)" in fails(BadSample, lambda: Hiremate(model, (16, 8), "40%"))
+    said = fails(BadSample, lambda: Hiremate(model, (16, 3, 32, 32), "40%"))
+    assert "give torch.randn(16, 3, 32, 32)" in said
     fails(BadSample, lambda: Hiremate(model, {"x": sample}, "40%", sample_kwargs={"scale": 2.0}))
     fails(BadSample, lambda: Hiremate(model, sample, "40%", sample_kwargs=[sample]))
 

@@ -68,6 +68,24 @@ def test_annealing_keeps_the_state_of_its_sequence(seed: int) -> None:
         assert derived_anew(walk.state, budget) == derived_so_far(walk.state)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_no_event_is_written_outside_of_its_array(seed: int) -> None:
+    """Where there is little space for events, changes are refused; what is behind it stays."""
+    graph = random_graph(seed, ops=20, fancy=seed % 3 > 0)
+    arrays = flatten(graph)
+    budget = int(evaluate(arrays, range(len(graph.ops))).peak_nbytes * 0.5)
+    state = make_state(arrays, np.arange(len(graph.ops)), seed)
+    rebuild(state, budget)
+    space = int(state.meta["events"]) + 4 * len(state.val) + 20 * (seed + 1)
+    behind = np.full(space + 500, -7)
+    state = state._replace(events=behind[:space])
+    for _ in range(20):
+        anneal(state, budget, 200, 1.0, 0.1, WEIGHTS, 1.05, 0.0)
+        assert derived_anew(state, budget) == derived_so_far(state)
+        assert int(state.meta["events"]) <= space
+        assert (behind[space:] == -7).all()
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_trial_equals_its_application(seed: int) -> None:
     """Seconds and excess agree, and the memory profile is never below the true one."""

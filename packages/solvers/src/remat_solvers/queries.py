@@ -259,7 +259,9 @@ def max_batch(
     if found.stats.get("method") == Carried.name:
         problem = Problem(graph, budget_nbytes)
         searched = solve(get_solver(solver, **parameters), problem, Deadline(seconds))
-        faster = searched.time_s is not None and searched.time_s <= (found.time_s or 0.0)
-        # A plan that was carried over bounds nothing, and what the search has bounded holds for both.
-        found = searched if faster else attrs.evolve(found, lower_bound_s=searched.lower_bound_s)
+        known_s = found.time_s or 0.0
+        if searched.time_s is not None and searched.time_s <= known_s:
+            found = searched
+        else:  # a plan that was carried over proves no bound, and that of the search holds for it too
+            found = attrs.evolve(found, lower_bound_s=min(searched.lower_bound_s, known_s))
     return MaxBatch(batch=best, solution=found, refused=refused)

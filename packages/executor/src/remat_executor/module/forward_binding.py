@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -13,6 +14,15 @@ from remat_executor.errors import CaptureError
 from remat_executor.guards.objections import calls_itself
 from remat_executor.module.forward_descriptor import NOTHING, BoundForward, ForwardTarget, Nothing
 from remat_graph.contexts import context
+
+
+def takes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call has the arguments that a function takes."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 class _Depth(threading.local):

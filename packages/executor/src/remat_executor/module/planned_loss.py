@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from remat_executor.errors import BadInput
-from remat_executor.module.forward_binding import ForwardBinding
+from remat_executor.module.forward_binding import ForwardBinding, takes
 from remat_executor.module.forward_descriptor import NOTHING
 from remat_executor.module.in_place import InPlaceState, state_of
 from remat_graph.errors import shown
@@ -82,7 +82,7 @@ def _forward_or_loss(
     try:
         output = forward(*args, **kwargs)
     except TypeError as error:
-        if target is None and not _takes(forward, args, kwargs):
+        if target is None and not takes(forward, args, kwargs):
             error.add_note("the target of the loss has a name: model(x, target=y)")
         raise
     if target is None:
@@ -94,15 +94,6 @@ def _forward_or_loss(
             advice="return the loss alone",
         )
     return found
-
-
-def _takes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has the arguments that a function takes."""
-    try:
-        inspect.signature(forward).bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True
 
 
 def _binding(model: nn.Module) -> ForwardBinding:

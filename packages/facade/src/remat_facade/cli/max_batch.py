@@ -71,7 +71,7 @@ def largest_batch(
 
 
 def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> tuple[int, str, str]:
-    """Bytes of a device that remain for a step, or 0; what to say if no batch fits; what takes the others."""
+    """Bytes of a device that remain for a step, or 0; what to say if no batch fits; what the device holds."""
     from remat_facade.entrypoints.inputs import check_model
     from remat_facade.errors import NothingLeft
     from remat_facade.planning.memory_fit import budget_on, fit_of

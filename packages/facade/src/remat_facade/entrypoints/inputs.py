@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from remat_executor.module.forward_binding import takes
 from remat_facade.errors import BadModel, BadSample
 from remat_graph.errors import shown
 
@@ -30,11 +31,6 @@ def as_call(sample: Any, sample_kwargs: Mapping[str, Any] | None = None) -> Argu
     if isinstance(sample, Tensor):
         return (sample,), named
     if isinstance(sample, tuple | list):
-        if len(sample) > 1 and all(type(size) is int for size in sample):
-            shape = ", ".join(map(str, sample))
-            raise BadSample(
-                problem=f"is {len(sample)} ints; expected inputs: if it is a shape, give torch.randn({shape})"
-            )
         return tuple(sample), named
     if isinstance(sample, Mapping):
         if named:
@@ -70,11 +66,16 @@ def check_model(
 
     Raises:
         BadModel: the value is not a module, has nothing to train, or is on several devices.
-        BadSample: an input is on another device.
+        BadSample: an input is on another device, or the sample is a shape.
     """
     if not isinstance(model, nn.Module):
         problem = f"is of type {_kind(model)}; expected an nn.Module: wrap your computation in one"
         raise BadModel(problem=problem)
+    if args and all(type(size) is int for size in args) and not takes(model.forward, args, kwargs):
+        shape = ", ".join(map(str, args))
+        raise BadSample(
+            problem=f"is {len(args)} ints, not what the forward takes: for a shape give torch.randn({shape})"
+        )
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
         if nn.parameter.is_lazy(tensor):

@@ -114,7 +114,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
         extra=records(EXTRA, EXTRAS),
         touch=records(TOUCH, events),
         idx=np.array(idx, np.int64),
-        events=np.zeros(2 * events, np.int64),
+        events=np.zeros(2 * events, np.int64),  # parts that values have left count until `rebuild`
         **_switches(choice, var, op["now"]),
     )
     set_order(state, order)

@@ -35,7 +35,7 @@ FROM_FAR = ((0.1, 0.3), (1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
 STARTS, RIVAL_STARTS = 4, 2  # of the first walks; with a rival
 # Gaps, and the walks after which the search ends if none of them gained; more at any wider gap.
 PATIENCE, MOST_PATIENCE = ((NEAR, 2), (NARROW, 3), (WIDE, 6), (FAR, 10)), 14
-# The same, while a rival is faster. Of 21 such searches two found a faster plan, with these as with 6 and 4.
+# The same, while a rival is faster. Of 17 such searches two found a faster plan, as with 6 and 4 starts.
 HOPELESS = 4
 
 
