@@ -32,6 +32,7 @@ MOST = {
     "private words": 0,
     "class names defined twice": 0,
     "markers of a merge": 0,
+    "changes before their try": 0,
 }
 
 
@@ -361,6 +362,41 @@ def unmerged(paths: Iterable[Path]) -> list[str]:
     ]
 
 
+def unprotected_changes() -> list[str]:
+    """Where a context changes something outside before the `try` whose `finally` changes it back.
+
+    Ctrl-C after the change and before the `try` would leave it.
+    """
+    found = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and "context" in map(ast.unparse, node.decorator_list):
+                found += [f"{module_of(path)}:{line}" for line in changes_before_try(node.body)]
+    return found
+
+
+def changes_before_try(body: Sequence[ast.stmt]) -> Iterator[int]:
+    """Lines that call for an effect, or store anywhere but in a local name, before such a `try`."""
+    before: list[int] = []
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef):
+            continue  # it runs later
+        inside = list(ast.walk(statement))
+        if isinstance(statement, ast.Try) and statement.finalbody:
+            if any(isinstance(node, ast.Yield) for node in inside):
+                yield from before
+            return
+        if isinstance(statement, ast.With):
+            yield from changes_before_try(statement.body)
+            continue
+        before += [
+            node.lineno
+            for node in inside
+            if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+            or (isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load))
+        ]
+
+
 WRITTEN = {".py", ".md", ".toml", ".yml", ".yaml", ".cff", ".c", ".cpp", ""}
 
 
@@ -369,18 +405,7 @@ def texts() -> Iterator[Path]:
     for pattern in ("*.*", "[!.]*/**/*.*", ".ci/*", ".github/**/*.*"):
         for path in ROOT.glob(pattern):
             inside = path.relative_to(ROOT).parts
-            written_by_hand = path.suffix in {
-                ".py",
-                ".md",
-                ".toml",
-                ".yml",
-                ".yaml",
-                ".cff",
-                ".c",
-                ".cpp",
-                "",
-            }
-            if path.is_file() and written_by_hand and not {"build", "dist"} & set(inside):
+            if path.is_file() and path.suffix in WRITTEN and not {"build", "dist"} & set(inside):
                 yield path
 
 
@@ -401,6 +426,7 @@ def numbers() -> dict[str, list[str]]:
         ],
         "class names defined twice": classes_of_one_name(),
         "markers of a merge": unmerged(texts()),
+        "changes before their try": unprotected_changes(),
     }
 
 

@@ -1,5 +1,6 @@
 """The sources keep to the limits of the house."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.repository.house import (
     MOST,
     WORDS,
     Word,
+    changes_before_try,
     main,
     numbers,
     private_words,
@@ -159,3 +161,29 @@ def test_markers_of_a_merge_are_found(tmp_path: Path) -> None:
     path.write_text("Title\n=======\n\n<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> 02f5935f\n")
     assert ["page.md:4", "page.md:8"] == unmerged([path])
     assert {"README.md", "house.py", "hatch.toml"} <= {each.name for each in texts()}
+
+
+@pytest.mark.parametrize(
+    ("before", "lines"),
+    [
+        ("torch.set_num_threads(1)", [1]),
+        ("torch.backend.flag = True", [1]),
+        ("for one in several:\n    one.kernels[key] = 1", [2]),
+        ("with other():\n    owner.depth += 1\n    try:\n        yield\n    finally:\n        undo()", [2]),
+        ("threads = torch.get_num_threads()\nfound: list[int] = []", []),
+        ("def see(frame):\n    found.append(frame)\n    owner.seen = True", []),
+    ],
+)
+def test_changes_before_their_try_are_found(before: str, lines: list[int]) -> None:
+    """Calls for an effect and what is stored outside; neither reads nor functions that run later."""
+    body = ast.parse(
+        f"{before}\ntry:\n    owner.flag = True\n    yield\nfinally:\n    owner.flag = False"
+    ).body
+    assert lines == list(changes_before_try(body))
+
+
+def test_a_try_that_undoes_nothing() -> None:
+    """It has no `finally`, so what comes before it stays as it is."""
+    assert [] == list(
+        changes_before_try(ast.parse("owner.check()\ntry:\n    yield\nexcept E:\n    raise").body)
+    )

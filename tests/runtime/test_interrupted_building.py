@@ -1,6 +1,7 @@
 """Ctrl-C during capture, measuring, planning and lowering leaves everything as it was."""
 
 import gc
+import itertools
 import random
 import signal
 import warnings
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import remat_executor
+from remat_executor import allocator_peak
 from remat_executor.costs.cache import CostCache
 from remat_executor.guards.global_flags import global_flags
+from remat_executor.memory import allocator
+from remat_executor.torch_private.profiler import profiler_running
 from remat_facade import Rockmate, limit_memory, planned, release
 from tests.helpers.interrupts import Interrupt
 
@@ -75,6 +79,7 @@ def process_state() -> list[Any]:
         signal.getsignal(signal.SIGINT),
         list(warnings.filters),
         type(torch.ones(1) + 1),
+        profiler_running(),
     ]
 
 
@@ -102,3 +107,13 @@ def test_everything_is_as_it_was(tmp_path: Path, build: Build) -> None:
     build(other, x, tmp_path / "first")
     expected = model()
     torch.testing.assert_close(expected(x), other(x), rtol=0, atol=0)
+
+
+def test_every_line_of_reading_the_allocator() -> None:
+    """Also where the `with` of the profiler has ended its body and not yet called its exit."""
+    files, before = (str(allocator.__file__),), process_state()
+    lines = itertools.count(1)
+    while Interrupt(next(lines), files).during(lambda: allocator_peak(lambda: torch.empty(8))):
+        assert before == process_state()
+    assert next(lines) > 20
+    assert 32 == allocator_peak(lambda: torch.empty(8)).peak_nbytes

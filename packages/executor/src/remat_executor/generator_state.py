@@ -36,8 +36,8 @@ def replay(state: Tensor, device: str, target: Callable[..., Any], /, *args: Any
     """Run a random op from a given state; the generator's own state is restored."""
     generator = default_generator(torch.device(device))
     found = generator.get_state()
-    generator.set_state(state)
     try:
+        generator.set_state(state)
         return target(*args, **kwargs)
     finally:
         generator.set_state(found)

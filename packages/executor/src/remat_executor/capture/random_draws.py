@@ -73,8 +73,8 @@ def _python_draws(found: list[bool]) -> Generator[None, None, None]:
             found.append(True)
 
     with torch.autograd.set_multithreading_enabled(False):
-        sys.setprofile(see)
         try:
+            sys.setprofile(see)
             yield
         finally:
             sys.setprofile(before)

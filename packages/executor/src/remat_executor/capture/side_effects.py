@@ -113,9 +113,9 @@ class SideEffectGuard(nn.Module):
             (slot, slot.holder[slot.key], substitute)
             for slot, substitute in zip(slots, self.in_slots, strict=True)
         ]
-        for slot, _, substitute in swaps:
-            slot.holder[slot.key] = substitute
         try:
+            for slot, _, substitute in swaps:
+                slot.holder[slot.key] = substitute
             yield
         finally:
             for slot, tensor, substitute in swaps:
@@ -138,8 +138,8 @@ def direct_checkpoints() -> Generator[None, None, None]:
             return function(*args)
 
     before = CheckpointFunction.apply
-    CheckpointFunction.apply = run  # type: ignore[method-assign]
     try:
+        CheckpointFunction.apply = run  # type: ignore[method-assign]
         yield
     finally:
         CheckpointFunction.apply = before  # type: ignore[method-assign]

@@ -83,8 +83,8 @@ def _share(alone_s: float, shares: list[tuple[float, float]]) -> float:
 @context
 def _one_thread() -> Generator[None, None, None]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(threads)

@@ -45,8 +45,8 @@ class Changes:
     def filled(self) -> Generator[None, None, None]:
         """A context in which the defaults are filled in."""
         before = [(fields, name, fields[name]) for fields, name, _ in self.defaults if name in fields]
-        self.fill_defaults()
         try:
+            self.fill_defaults()
             yield
         finally:
             for fields, name, value in before:

@@ -21,7 +21,7 @@ import attrs
 import torch
 from torch.autograd.profiler import profile
 
-from remat_executor.torch_private.profiler import end_profilers_thread, profiler_running
+from remat_executor.torch_private.profiler import end_profilers_thread, end_session, profiler_running
 from remat_graph import RematError
 from remat_graph.contexts import context
 
@@ -97,6 +97,7 @@ def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
         with _quiet(), session:
             result = function()
     finally:
+        end_session(session)
         end_profilers_thread()
     live: dict[int, int] = {}
     level = peak = 0
@@ -136,8 +137,8 @@ def _quiet() -> Generator[None, None, None]:
     if name in os.environ:
         yield
         return
-    os.environ[name] = "6"  # above its highest level
     try:
+        os.environ[name] = "6"  # above its highest level
         yield
     finally:
         os.environ.pop(name, None)

@@ -33,11 +33,12 @@ class _Depth(threading.local):
 
 @context
 def _one_deeper(depth: _Depth) -> Generator[None, None, None]:
-    depth.count += 1
+    before = depth.count
     try:
+        depth.count = before + 1
         yield
     finally:
-        depth.count -= 1
+        depth.count = before
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -16,9 +16,9 @@ _OBJECTS = 200_000  # between two young collections; the garbage is a few hundre
 def raised_gc_threshold() -> Generator[None, None, None]:
     """Collect less often, unless the caller collects manually or even less often."""
     before = gc.get_threshold()
-    if 0 < before[0] < _OBJECTS:
-        gc.set_threshold(_OBJECTS, *before[1:])
     try:
+        if 0 < before[0] < _OBJECTS:
+            gc.set_threshold(_OBJECTS, *before[1:])
         yield
     finally:
         gc.set_threshold(*before)

@@ -115,8 +115,8 @@ class InPlaceState:
     def _called(self, target: ForwardTarget) -> Generator[None, None, None]:
         """A context in which this target is the module's forward, as a plan for it reads it."""
         assigned = self.binding.assigned
-        self.binding.assigned = NOTHING if target is self.binding.first else target
         try:
+            self.binding.assigned = NOTHING if target is self.binding.first else target
             yield
         finally:
             self.binding.assigned = assigned

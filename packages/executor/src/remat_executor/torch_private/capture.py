@@ -124,9 +124,9 @@ def _as_if_compiling() -> Generator[None, None, None]:
         """True in this thread only: an optimizer in another thread would round differently."""
         return ask() if threading.get_ident() == me else before
 
-    compiler._is_compiling_flag = True
-    compiler.is_compiling = is_compiling
     try:
+        compiler._is_compiling_flag = True
+        compiler.is_compiling = is_compiling
         yield
     finally:
         compiler._is_compiling_flag, compiler.is_compiling = before, ask
@@ -147,18 +147,21 @@ def as_eager_composes() -> Generator[None, None, None]:
     names += [f"_upsample_{how}2d_aa" for how in ("bilinear", "bicubic", "lanczos")]
     names += ["multilabel_margin_loss_forward", "multi_margin_loss", "hardshrink", "softshrink", "matmul"]
     packets += [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
-    removed = []
-    for packet in packets:
-        for overload in packet.overloads():
-            operator = getattr(packet, overload)
-            for key in (implicit, autograd):
-                if key in operator.py_kernels:
-                    removed.append((operator, key, operator.py_kernels.pop(key)))
-            operator._dispatch_cache.clear()
+    operators = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    kernels = [
+        (one, key, one.py_kernels[key])
+        for one in operators
+        for key in (implicit, autograd)
+        if key in one.py_kernels
+    ]
     try:
+        for operator, key, _ in kernels:
+            del operator.py_kernels[key]
+        for operator in operators:
+            operator._dispatch_cache.clear()
         yield
     finally:
-        for operator, key, kernel in removed:
+        for operator, key, kernel in kernels:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()
 
@@ -174,8 +177,8 @@ def _without_flattening() -> Generator[None, None, None]:
         if threading.get_ident() != me:
             flatten(layer)
 
-    layers.flatten_parameters = flatten_parameters
     try:
+        layers.flatten_parameters = flatten_parameters
         yield
     finally:
         layers.flatten_parameters = flatten

@@ -124,15 +124,15 @@ def with_cuda_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> AbstractCont
 def _with_kernels(
     kernels: Mapping[Any, Callable[..., Any]], key: Any, own_key: Any
 ) -> Generator[None, None, None]:
-    for operator, kernel in kernels.items():
-        own = functools.partial(_own_kernel, operator, own_key)
-        operator.py_kernels[key] = functools.partial(kernel, own)
-        operator._dispatch_cache.clear()
     try:
+        for operator, kernel in kernels.items():
+            own = functools.partial(_own_kernel, operator, own_key)
+            operator.py_kernels[key] = functools.partial(kernel, own)
+            operator._dispatch_cache.clear()
         yield
     finally:
         for operator in kernels:
-            del operator.py_kernels[key]
+            operator.py_kernels.pop(key, None)
             operator._dispatch_cache.clear()
 
 
@@ -160,8 +160,9 @@ def registered_on_meta(kernels: Mapping[Any, Callable[..., Any]]) -> Generator[N
 
 def _own_kernel(operator: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the kernel that an operator has for autograd on the device of a key."""
-    instead = operator.py_kernels.pop(key, None)
+    instead = operator.py_kernels.get(key)
     try:
+        operator.py_kernels.pop(key, None)
         resolved = private_name("torch._ops", "resolve_key")(operator, key)
     finally:
         if instead is not None:

@@ -49,8 +49,8 @@ def before_compiled_calls(call: Callable[[], object]) -> Generator[None, None, N
             call()
         return callback
 
-    setattr(module, name, choose)
     try:
+        setattr(module, name, choose)
         yield
     finally:
         setattr(module, name, chosen)

@@ -64,10 +64,10 @@ def with_careful_fake_cache(*, run_kernels: bool = True) -> Generator[None, None
 
         self._cached_dispatch_impl, self._make_cache_entry = dispatch, make_entry_if_whole
 
-    mode.__init__ = build_with_careful_cache
-    mode.cache = {}
-    logger.setLevel(logging.CRITICAL)  # `capture` reports its messages in one line
     try:
+        mode.__init__ = build_with_careful_cache
+        mode.cache = {}
+        logger.setLevel(logging.CRITICAL)  # `capture` reports its messages in one line
         yield
     finally:
         mode.__init__ = build

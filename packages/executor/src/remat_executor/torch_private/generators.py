@@ -48,11 +48,11 @@ def guarded_generators(on_set: Callable[[str], None]) -> Generator[None, None, N
     guarded: Any = _GuardedGenerator(torch.default_generator, on_set)
     of_device: Any = torch.get_device_module(device) if device is not None else None
     several = getattr(of_device, "default_generators", ())
-    for owner in owners:
-        owner.default_generator = guarded
-    if several:
-        of_device.default_generators = tuple(_GuardedGenerator(g, on_set) for g in several)
     try:
+        for owner in owners:
+            owner.default_generator = guarded
+        if several:
+            of_device.default_generators = tuple(_GuardedGenerator(g, on_set) for g in several)
         yield
     finally:
         for owner in owners:

@@ -88,9 +88,9 @@ def with_autocast_for_cuda() -> Generator[None, None, None]:
     """Let autocast be switched on for CUDA on a machine without it, in any dtype."""
     common = torch.cuda.amp.common
     before = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
-    common.amp_definitely_not_available = lambda: False
-    torch.cuda.is_bf16_supported = lambda *_, **__: True
     try:
+        common.amp_definitely_not_available = lambda: False
+        torch.cuda.is_bf16_supported = lambda *_, **__: True
         yield
     finally:
         common.amp_definitely_not_available, torch.cuda.is_bf16_supported = before

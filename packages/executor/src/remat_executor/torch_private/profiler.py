@@ -39,6 +39,18 @@ def end_profilers_thread() -> None:
         stop(instance())
 
 
+def end_session(session: Any) -> None:
+    """End a profiler's session if it still runs.
+
+    Ctrl-C between the last line of a `with` block and its exit leaves the session running, and so does one
+    within torch's own enter and exit.
+    """
+    if private_name("torch.autograd", "_profiler_enabled")():
+        session.__exit__(None, None, None)
+    elif profiler_running():  # torch notes the session in Python just before it begins
+        private_name("torch.autograd.profiler", "_run_on_profiler_stop")()
+
+
 def profiler_running() -> bool:
     """Whether a profiler runs in this process; starting a second one silently ends the first."""
     return bool(private_name("torch.autograd.profiler", "_is_profiler_enabled"))

@@ -317,8 +317,8 @@ class TrainingSession:
                 advice="build the module with accumulation= the number of micro-batches in a step",
             )
         before = self.engine.accumulating
-        self.engine.accumulating = self.in_backward
         try:
+            self.engine.accumulating = self.in_backward
             yield
         finally:
             self.engine.accumulating = before

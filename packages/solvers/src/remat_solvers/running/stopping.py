@@ -41,8 +41,8 @@ def stopped_by_interrupts(deadline: Deadline) -> Generator[None, None, None]:
         signal.signal(number, signal.default_int_handler)  # first: the next one raises
         deadline.stop()
 
-    signal.signal(signal.SIGINT, stop)
     try:
+        signal.signal(signal.SIGINT, stop)
         yield
     except Exception as error:
         if deadline.stopped:
