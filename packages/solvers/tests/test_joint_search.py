@@ -324,3 +324,19 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
         assert (on, True) == (one.made.on, result.valid)
         assert (one.time_s, one.peak_nbytes) == (result.time_s, result.peak_nbytes)
         simulate(graph, one.schedule)
+
+
+def test_a_family_that_is_far_behind_is_not_planned() -> None:
+    """Further than the solver has gained over annealing, or above the budget where another plan fits."""
+    graph = switched(1, ops=16)
+    search = solving._Decisions(AUTO, Problem(graph, noremat_peak_nbytes(graph)), Deadline())
+    search.search.quick((), Deadline())
+    best = search.search.fitting[0]
+    search.solver_gain_s = 0.2 * graph.time_s
+    for behind, planned in ((0.0, True), (0.15, True), (0.25, False)):
+        one = attrs.evolve(best, time_s=best.time_s + behind * graph.time_s)
+        assert search.within_reach(one) == planned, behind
+    above = attrs.evolve(best, peak_nbytes=search.budget_nbytes + 1)
+    assert not search.within_reach(above)
+    search.solver_gain_s = float("inf")  # nothing fitted before the solver
+    assert search.within_reach(above)

@@ -32,7 +32,7 @@ from remat_solvers import (
     solve,
     solve_switches,
 )
-from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds import budget_floor, decisions
 from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, decided_bound_s, time_bound_s
 
 AUTO = get_solver("auto", moves=300)
@@ -136,6 +136,24 @@ def test_parts_see_what_the_relaxed_graph_hides() -> None:
     assert decided_bound_s(graph, 150, Deadline(), relaxed_s=relaxed_s) == 6.0
     assert decided_bound_s(graph, 150, Deadline(), relaxed_s=relaxed_s, enough_s=3.0) == 3.0
     assert decided_bound_s(graph, 50, Deadline(), relaxed_s=0.0) == float("inf")
+
+
+@pytest.mark.parametrize("most", [32, 31])
+def test_parts_that_raise_no_bound_are_few(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Also where the most that may be bounded is no multiple of what is looked at together."""
+    bounded: list[Graph] = []
+
+    def bound(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
+        bounded.append(graph)
+        return graph.time_s
+
+    monkeypatch.setattr(decisions, "MOST_PARTS", most)
+    monkeypatch.setattr(decisions, "time_bound_s", bound)
+    graph = with_random_switches(random_graph(3, 40), 3, most=20)
+    assert len(graph.switches) > decisions.FEW_PARTS
+    least_s = relaxed(graph).time_s
+    decided_bound_s(graph, 0, Deadline(), relaxed_s=least_s, enough_s=100 * graph.time_s)
+    assert len(bounded) == decisions.FEW_PARTS
 
 
 @pytest.mark.parametrize("seed", range(8))

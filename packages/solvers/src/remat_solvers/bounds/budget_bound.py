@@ -12,10 +12,11 @@ higher.
 from collections.abc import Mapping
 
 import attrs
+import numpy as np
 
 from remat_graph import Graph, Implementation, Placement
 from remat_graph.training import persistent as persistent_values
-from remat_solvers.bounds.reachability import Reachability, reachability
+from remat_solvers.bounds.reachability import Reachability, members, reachability
 
 
 @attrs.frozen(kw_only=True)
@@ -62,16 +63,21 @@ def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
         reason="outputs and tangents are live",
         held=held,
     )
+    certain = certainly_live(graph, reach)
+    sums = _sums(certain, {v: graph.allocated_nbytes(v) for v in certain}, len(graph.ops))
     for index, op in enumerate(graph.ops):
         own = working_values(graph, op.first, reach)
         working = sum(own.values()) + op.first.workspace_nbytes
-        must = unavoidable(graph, reach, index) - set(op.first.inputs) - set(op.first.outputs)
-        others = sum(map(graph.allocated_nbytes, must))
+        near = {*op.first.inputs, *op.first.outputs}
+        others = sums[index] - sum(
+            graph.allocated_nbytes(v) for v in near if v in certain and certain[v] >> index & 1
+        )
         if base + working + others > best.nbytes:
             reason = f"{op.place} alone needs {working} bytes for inputs, outputs and workspace"
             if others:
                 reason += f" while {others} bytes of outputs, gradients and tangents must be live"
             nbytes = base + working + others
+            must = unavoidable(certain, index) - near
             best = Floor(
                 nbytes=nbytes,
                 op=op.name,
@@ -96,18 +102,40 @@ def working_values(graph: Graph, run: Implementation, reach: Reachability) -> di
     return {v: graph.allocated_nbytes(v) for v in (*charged, *new)}
 
 
-def unavoidable(graph: Graph, reach: Reachability, index: int) -> set[int]:
-    """Values that are certainly live when op `index` first runs, other than its inputs and outputs."""
-    ancestors, coming = reach.ancestors[index], reach.descendants[index] | (1 << index)
-    must: set[int] = set()
+def unavoidable(certain: Mapping[int, int], index: int) -> set[int]:
+    """The values that are certainly live when op `index` first runs, of `certainly_live`."""
+    return {v for v, when in certain.items() if when >> index & 1}
+
+
+def certainly_live(graph: Graph, reach: Reachability) -> dict[int, int]:
+    """The ops at whose first run a value is certainly live, as a bit set by value.
+
+    It has been computed by then, and is pinned, or cannot be recomputed and is still to be read.
+    """
+    after_boundary = sum(1 << i for i, after in enumerate(reach.after_boundary) if after)
+    always = (1 << len(graph.ops)) - 1
+    found: dict[int, int] = {}
     for v, readers in reach.sticky.items():
-        value, maker = graph.values[v], graph.producer[v]
+        maker = graph.producer[v]
         if maker is None:
-            done = reach.after_boundary[index] and v in reach.tangent_set
+            done = after_boundary if v in reach.tangent_set else 0
         else:
-            done = bool(ancestors >> maker & 1) or (
-                reach.after_boundary[index] and not graph.ops[maker].backward
-            )
-        if done and (value.pinned or readers & coming):
-            must.add(v)
-    return must
+            done = reach.descendants[maker] | (0 if graph.ops[maker].backward else after_boundary)
+        needed = always
+        if not graph.values[v].pinned:
+            needed = readers
+            for reader in members(readers):
+                needed |= reach.ancestors[reader]
+        if done & needed:
+            found[v] = done & needed
+    return found
+
+
+def _sums(members_of: Mapping[int, int], nbytes: Mapping[int, int], count: int) -> list[int]:
+    """For each of `count` indices the bytes of the values whose bit set has it."""
+    sums = np.zeros(count, np.int64)
+    width = -(-count // 8)
+    for v, mask in members_of.items():
+        bits = np.frombuffer(mask.to_bytes(width, "little"), np.uint8)
+        sums += nbytes[v] * np.unpackbits(bits, count=count, bitorder="little").astype(np.int64)
+    return sums.tolist()

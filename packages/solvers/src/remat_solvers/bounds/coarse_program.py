@@ -3,7 +3,7 @@
 import numpy as np
 
 from remat_graph import Graph
-from remat_solvers.bounds.budget_bound import unavoidable
+from remat_solvers.bounds.budget_bound import certainly_live, unavoidable
 from remat_solvers.bounds.highs import MixedIntegerProgram
 from remat_solvers.bounds.reachability import Reachability
 from remat_solvers.evaluation.arrays import Floats
@@ -74,8 +74,9 @@ class CoarseProgram:
     def _add_kept(self) -> dict[tuple[int, int], int]:
         kept: dict[tuple[int, int], int] = {}
         graph, reach = self.graph, self.reach
+        certain = certainly_live(graph, reach)
         for s, j in enumerate(self.moments, 1):
-            there = unavoidable(graph, reach, j) | {v for v in graph.ops[j].first.inputs if not reach.free[v]}
+            there = unavoidable(certain, j) | {v for v in graph.ops[j].first.inputs if not reach.free[v]}
             for v, maker in enumerate(graph.producer):
                 if reach.free[v] or (maker is None and v not in reach.tangent_set):
                     continue

@@ -7,6 +7,7 @@ lowest bound first (branch and bound; A. H. Land and A. G. Doig, 1960).
 """
 
 import heapq
+from functools import partial
 from itertools import chain, combinations, count
 from math import isfinite
 
@@ -17,6 +18,7 @@ from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.protocol import Deadline
+from remat_solvers.running.parallel import in_parallel
 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
@@ -76,30 +78,36 @@ def decided_bound_s(
     found, number = conflicts(graph), count()
     switches = sorted(graph.switches, key=_added_s(graph).__getitem__, reverse=True)
 
-    def part(on: frozenset[str], off: frozenset[str], known_s: float) -> _Part:
-        bound_s = time_bound_s(relaxed(decide(graph, on, off)), budget_nbytes, deadline)
-        return max(known_s, bound_s), next(number), on, off
+    def bound_s(decision: _Decision, within: Deadline) -> float:
+        return time_bound_s(relaxed(decide(graph, *decision)), budget_nbytes, within)
 
     parts: list[_Part] = [(relaxed_s, next(number), frozenset(), frozenset())]
-    left = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(graph.ops))
+    most, done = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(graph.ops)), 0
     least_s, before_s = GAINED * (enough_s - relaxed_s), relaxed_s
-    while left > 0 and parts[0][0] < enough_s and not deadline.reached():
+    while done < most and parts[0][0] < enough_s and not deadline.reached():
         known_s, _, on, off = parts[0]
         switch = next((each for each in switches if each not in on | off), None)
         if switch is None:
             break
-        heapq.heapreplace(parts, part(on | {switch}, off | found[switch], known_s))
-        heapq.heappush(parts, part(on, off | {switch}, known_s))
-        left -= 2
-        if left % FEW_PARTS == 0:
+        halves = ((on | {switch}, off | found[switch]), (on, off | {switch}))
+        heapq.heappop(parts)
+        for half, half_s in zip(
+            halves, in_parallel([partial(bound_s, half) for half in halves], deadline), strict=True
+        ):
+            heapq.heappush(parts, (max(known_s, half_s), next(number), *half))
+        done += len(halves)
+        if done % FEW_PARTS == 0:
             if isfinite(enough_s) and parts[0][0] < before_s + least_s:
                 break
             before_s = parts[0][0]
     return parts[0][0]
 
 
+_Decision = tuple[frozenset[str], frozenset[str]]
+"""The switches that are on, and those that are off."""
+
 _Part = tuple[float, int, frozenset[str], frozenset[str]]
-"""Its bound, a number that breaks ties, the switches that are on, and those that are off."""
+"""Its bound, a number that breaks ties, and the decision."""
 
 
 def _added_s(graph: Graph) -> dict[str, float]:

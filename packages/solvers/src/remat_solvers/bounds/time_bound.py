@@ -7,7 +7,7 @@ K, and running an op again costs its time. So
 
     overhead  >=  min over K with bytes(K) <= headroom_j  of  cost of computing, from K, what they need
 
-where headroom_j is the budget less what is certainly live (`budget_bound.unavoidable`, j's own inputs and
+where headroom_j is the budget less what is certainly live (`budget_bound.certainly_live`, j's own inputs and
 outputs). With a price per byte instead of the knapsack row this minimum is a minimum cut (keep or recompute,
 a submodular choice), and every price gives a valid bound: bound_j(price) = cut_j(price) - price * headroom_j,
 concave in the price. The bound is the largest over j and price. Ops that are no descendants of j but may not

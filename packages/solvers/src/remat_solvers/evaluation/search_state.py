@@ -20,7 +20,7 @@ META = (
 POSITION = "order variant repeats held own seconds:f8 excess:f8 deleted_stamp best"
 VALUE = (
     "size pinned producer is_tangent recomputable ev_ptr ev_end ev_capacity affected affected_stamp head "
-    "tail head_stamp value_stamp born dies"
+    "tail head_stamp value_stamp born dies tried_born tried_dies"
 )
 OP = "first backward op_stamp now best_now"
 VARIANT = (

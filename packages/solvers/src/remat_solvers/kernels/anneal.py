@@ -16,7 +16,7 @@ from remat_solvers.kernels.moves import (
     shift,
     shift_first,
 )
-from remat_solvers.kernels.switch import flip, flip_back
+from remat_solvers.kernels.switch import cost_of_switches, flip, flip_back
 
 
 @inner
@@ -51,14 +51,15 @@ def anneal(S, budget, moves, hot, cold, weights, adapt, flips):  # type: ignore[
             meta.price = max(meta.price, meta.price_low)
         if flips > 0.0 and uniform(S) < flips:
             was_seconds, was_excess = meta.seconds, meta.excess
-            good, seconds, excess = flip(S, budget)
+            flip(S)
+            good, seconds, excess = cost_of_switches(S, budget)
             meta.tried += 1
             rise = seconds - was_seconds + meta.price * (excess - was_excess)
             if good and (rise <= 0 or (temperature > 0 and uniform(S) < np.exp(-rise / temperature))):
-                meta.seconds, meta.excess = seconds, excess
+                meta.seconds, meta.excess = rebuild(S, budget)
                 keep_best(S)
             else:
-                flip_back(S, budget)
+                flip_back(S)
             continue
         begin(S)
         u = uniform(S)

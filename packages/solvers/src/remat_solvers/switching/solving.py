@@ -10,9 +10,10 @@ plans a graph without switches, or on the best decision if that is better by mor
 the same time on all off, or on a whole family if the bound of all off is no better than the best plan; and
 short annealing again, which flips switches of the best plan. So a choice does not lose to none. Whole
 families that may be better are planned by the solver as well: all of them on small graphs, on larger ones the
-two that are best after short annealing, if the best plan is far from the bound. Where nothing fits, the
-solver gets the decision that could need the least memory, then the one with the smallest peak, then all off.
-A solver that takes no `starts` plans all off, all on, one family on and one family off in the order of their
+two that are best after short annealing, if the best plan is far from the bound and they are behind it by no
+more than the solver has gained over annealing. Where nothing fits, the solver
+gets the decision that could need the least memory, then the one with the smallest peak, then all off. A
+solver that takes no `starts` plans all off, all on, one family on and one family off in the order of their
 bounds. The bound of the whole is that of the relaxed graph, or where the gap is wide the lowest of the bounds
 of several parts of the decisions.
 
@@ -54,6 +55,7 @@ SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fr
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
 FAR = 0.01  # a ratio of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs
+REACH = 1e-3  # a ratio of base time: how much further than the solver's gain it may be behind
 FAMILY_MOVES = 40_000  # of each annealing that chooses them, by start temperature and price
 FAMILY_ANNEALING = ((0.1, 0.3), (1.0, 3.0))
 GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
@@ -144,6 +146,7 @@ class _Decisions:
         self.lower_s = self.graph.time_s
         self.bounds: dict[frozenset[str], float] = {}
         self.planned: set[frozenset[str]] = set()  # decisions that the solver has had without a start
+        self.solver_gain_s = float("inf")  # of its first plan over the annealed one
 
     def solve(self, start: Schedule | None) -> Solution:
         graph, budget, deadline = self.graph, self.budget_nbytes, self.deadline
@@ -172,10 +175,12 @@ class _Decisions:
         self.anneal(part, self.search.fitting[:STARTS], moves)
         if self.closed() or deadline.reached():
             return self.best({"method": "switches"})
+        annealed_s = self.best_s
         for ones in self.chosen():
             solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on])
             if self.search.fitting or deadline.reached():
                 break
+        self.solver_gain_s = annealed_s - self.best_s if isfinite(annealed_s) else float("inf")
         if self.search.fitting and not self.closed(WORTH):
             enough_s = self.search.fitting[0].time_s - NEAR * graph.time_s
             part = deadline.share(BOUNDS_SHARE)
@@ -290,10 +295,17 @@ class _Decisions:
         if tried:
             self.report("families")
         best = sorted((self.search.found[on] for on in tried), key=self.search.rank)[:most]
+        best = [one for one in best if self.within_reach(one)]
         for pair in batches(best):
             if self.closed() or self.deadline.reached():
                 return
             self.decided(*pair, afresh=pair)
+
+    def within_reach(self, one: DecidedOrder) -> bool:
+        """Whether an annealed plan is behind the best by no more than the solver gained over annealing."""
+        if one.peak_nbytes > self.budget_nbytes:
+            return not isfinite(self.solver_gain_s)
+        return one.time_s - self.best_s <= self.solver_gain_s + REACH * self.graph.time_s
 
     def open_families(self) -> Iterator[DecidedOrder]:
         """Whole families that the solver has not planned and whose bound is below the best; best first."""
@@ -331,13 +343,12 @@ class _Decisions:
         """The solver's plan of one decision."""
         part = deadline.share(SOLVER_SHARE)
         part.on_progress = partial(_report_part, deadline, self.best_s, self.lower_s, self.lower_s)
-        # All off is planned exactly as a graph without switches is.
+        # All off starts from nothing, as a graph without switches does.
         starts = () if afresh or not one.made.on else (tuple(one.order.tolist()),)
         if not starts:
             self.planned.add(one.made.on)
-        changed: dict[str, object] = {"starts": starts}
-        if one.made.on or afresh:
-            changed["bound_gains"] = False  # the bound of one decision bounds nothing else
+        # The bound of one decision bounds nothing else, so work that only raises it is lost.
+        changed: dict[str, object] = {"starts": starts, "bound_gains": False}
         if afresh:
             changed["rival_s"] = self.best_s
             if len(self.graph.ops) > SMALL_OPS:
