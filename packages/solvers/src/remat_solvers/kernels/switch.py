@@ -150,7 +150,7 @@ def enter_runs(S):  # type: ignore[no-untyped-def]
 def cost_of_switches(S, budget):  # type: ignore[no-untyped-def]
     """Sum the cost of the sequence with the switches of now; returns (valid, seconds, excess).
 
-    The state must be derived, with whatever switches, and stays as it is.
+    The state must be derived, with whatever switches, and does not change.
     """
     meta = S.meta
     count = meta.count

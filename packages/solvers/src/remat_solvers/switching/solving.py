@@ -1,8 +1,6 @@
 """Plan a graph with switches: decide them, and let a solver plan what is decided.
 
-Up to `MOST_COMBINED` switches: all combinations are candidates. Each is a graph without switches, and the cut
-bound on its time costs little compared with a solve. Candidates are solved from the lowest bound up until no
-bound is below the best time, so most are never solved.
+Up to `MOST_COMBINED` switches: all combinations are candidates (`switching.each_combination`).
 
 More switches: cheap plans of all off, all on, one family on and one family off; short annealing of all off,
 and some that flips switches while it searches sequences (`local_search.joint`); the solver on all off, as it
@@ -11,11 +9,11 @@ the same time on all off, or on a whole family if the bound of all off is no bet
 short annealing again, which flips switches of the best plan. So a choice does not lose to none. Whole
 families that may be better are planned by the solver as well: all of them on small graphs, on larger ones the
 two that are best after short annealing, if the best plan is far from the bound and they are behind it by no
-more than the solver has gained over annealing. Where nothing fits, the solver
-gets the decision that could need the least memory, then the one with the smallest peak, then all off. A
-solver that takes no `starts` plans all off, all on, one family on and one family off in the order of their
-bounds. The bound of the whole is that of the relaxed graph, or where the gap is wide the lowest of the bounds
-of several parts of the decisions.
+more than the solver has gained over annealing. Where nothing fits, the solver gets the decision that could
+need the least memory, then the one with the smallest peak, then all off. A solver that takes no `starts`
+plans all off, all on, one family on and one family off in the order of their bounds. The bound of the whole
+is that of the relaxed graph, or where the gap is wide the lowest of the bounds of several parts of the
+decisions.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -28,13 +26,14 @@ from typing import Any
 
 import attrs
 
-from remat_graph import Graph, Schedule, Specialized, relaxed, specialize
+from remat_graph import Schedule, relaxed
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
-from remat_solvers.protocol import Deadline, Problem, Progress, Solution, Solver, Status, judge_schedule
+from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
 from remat_solvers.running.parallel import batches, in_parallel
+from remat_solvers.switching.each_combination import report_part, solve_each
 from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
@@ -78,60 +77,11 @@ def solve_switches(
     deadline = deadline or Deadline()
     if len(graph.switches) > MOST_COMBINED and _takes_starts(solver):
         return _Decisions(solver, problem, deadline).solve(start)
-    return _solve_each(solver, problem, deadline)
+    return solve_each(solver, problem, deadline)
 
 
 def _takes_starts(solver: Solver) -> bool:
     return attrs.has(type(solver)) and hasattr(solver, "starts")
-
-
-def _solve_each(solver: Solver, problem: Problem, deadline: Deadline) -> Solution:
-    """Solve the candidates from the lowest bound up."""
-    graph = problem.graph
-    tried, all_of_them = combinations_of(graph)
-    bound_s = partial(time_bound_s, budget_nbytes=problem.budget_nbytes, deadline=deadline)
-    waiting = [specialize(graph, on) for on in tried]
-    ranked = sorted((bound_s(made.graph), len(made.on), i) for i, made in enumerate(waiting))
-    lower_s = ranked[0][0] if all_of_them else bound_s(relaxed(graph))
-    deadline.report("bound", None, lower_s)
-    bounds: list[float] = []
-    solved: list[tuple[Solution, Specialized]] = []
-    best_s = float("inf")
-    for place, (least_s, _, i) in enumerate(ranked):
-        made = waiting[i]
-        if least_s >= best_s and solved:
-            bounds.append(least_s)
-            continue
-        # The most promising candidate gets the largest part of the time that is left.
-        last = place + 1 == len(ranked) or ranked[place + 1][0] == float("inf")
-        part = deadline.within(None) if last else deadline.share(0.6)
-        others_s = min([*bounds, *(other for other, *_ in ranked[place + 1 :])], default=float("inf"))
-        lower_s = min(least_s, others_s) if all_of_them else lower_s
-        part.on_progress = partial(
-            _report_part, deadline, best_s, lower_s, others_s if all_of_them else lower_s
-        )
-        solution = solver.solve(attrs.evolve(problem, graph=made.graph), part)
-        solved.append((solution, made))
-        bounds.append(max(least_s, solution.lower_bound_s))
-        best_s = min(best_s, float("inf") if solution.time_s is None else solution.time_s)
-    return _best(graph, solved, min(bounds) if all_of_them else lower_s, all_of_them)
-
-
-def _report_part(
-    deadline: Deadline, best_s: float, lower_s: float, most_s: float, progress: Progress
-) -> None:
-    """Report the progress of a solve of one decision as that of the whole.
-
-    Args:
-        deadline: of the whole.
-        best_s: time of the best plan of the decisions before; infinite if there is none.
-        lower_s: the bound of the whole before this solve.
-        most_s: the most that the bound of this decision can raise it to.
-        progress: of the solve.
-    """
-    best_s = min(best_s, float("inf") if progress.time_s is None else progress.time_s)
-    bound_s = max(lower_s, min(progress.lower_bound_s, most_s))
-    deadline.report(progress.solver, best_s if isfinite(best_s) else None, bound_s)
 
 
 class _Decisions:
@@ -342,7 +292,7 @@ class _Decisions:
     def solve_decided(self, one: DecidedOrder, afresh: bool, deadline: Deadline) -> Solution:
         """The solver's plan of one decision."""
         part = deadline.share(SOLVER_SHARE)
-        part.on_progress = partial(_report_part, deadline, self.best_s, self.lower_s, self.lower_s)
+        part.on_progress = partial(report_part, deadline, self.best_s, self.lower_s, self.lower_s)
         # All off starts from nothing, as a graph without switches does.
         starts = () if afresh or not one.made.on else (tuple(one.order.tolist()),)
         if not starts:
@@ -378,34 +328,3 @@ class _Decisions:
             lower_bound_s=lower_s,
             stats={**stats, "switched": ", ".join(sorted(fitting[0].made.on))},
         )
-
-
-def _best(
-    graph: Graph, solved: list[tuple[Solution, Specialized]], lower_s: float, all_of_them: bool
-) -> Solution:
-    """The fastest solution as one of the original graph."""
-    found = [(solution, made) for solution, made in solved if solution.schedule is not None]
-    if not found:
-        solution = solved[0][0]
-        impossible = all_of_them and all(each.status is Status.INFEASIBLE for each, _ in solved)
-        peaks = [each.smallest_nbytes for each, _ in solved if each.smallest_nbytes is not None]
-        return attrs.evolve(
-            solution,
-            status=Status.INFEASIBLE if impossible else Status.NOT_FOUND,
-            lower_bound_s=lower_s,
-            base_s=graph.time_s,
-            smallest_nbytes=min(peaks, default=None),
-        )
-    solution, made = min(found, key=lambda pair: pair[0].time_s or 0.0)
-    assert solution.schedule is not None
-    assert solution.time_s is not None
-    lower_s = min(lower_s, solution.time_s)
-    proven = solution.status is Status.OPTIMAL and solution.time_s <= lower_s * (1 + 1e-12)
-    return attrs.evolve(
-        solution,
-        schedule=made.restore(solution.schedule),
-        status=Status.OPTIMAL if proven else Status.FEASIBLE,
-        lower_bound_s=lower_s,
-        base_s=graph.time_s,
-        stats={**solution.stats, "switched": ", ".join(sorted(made.on))},
-    )
