@@ -375,9 +375,12 @@ def unprotected_changes() -> list[str]:
     return found
 
 
-def changes_before_try(body: Sequence[ast.stmt]) -> Iterator[int]:
-    """Lines that call for an effect, or store anywhere but in a local name, before such a `try`."""
-    before: list[int] = []
+def changes_before_try(body: Sequence[ast.stmt], earlier: Sequence[int] = ()) -> Iterator[int]:
+    """Lines that call for an effect, or store anywhere but in a local name, before such a `try`.
+
+    The `try` may be in a `with` or an `if`; `earlier` are the lines before that.
+    """
+    before = list(earlier)
     for statement in body:
         if isinstance(statement, ast.FunctionDef):
             continue  # it runs later
@@ -386,8 +389,8 @@ def changes_before_try(body: Sequence[ast.stmt]) -> Iterator[int]:
             if any(isinstance(node, ast.Yield) for node in inside):
                 yield from before
             return
-        if isinstance(statement, ast.With):
-            yield from changes_before_try(statement.body)
+        if isinstance(statement, ast.With | ast.If) and any(isinstance(node, ast.Try) for node in inside):
+            yield from changes_before_try(statement.body, before)
             continue
         before += [
             node.lineno

@@ -97,8 +97,10 @@ def _from_profiler(function: Callable[[], T]) -> AllocatorRecord[T]:
         with _quiet(), session:
             result = function()
     finally:
-        end_session(session)
-        end_profilers_thread()
+        try:
+            end_session(session)
+        finally:
+            end_profilers_thread()
     live: dict[int, int] = {}
     level = peak = 0
     for address, nbytes in _records(session):

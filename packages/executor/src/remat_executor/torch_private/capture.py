@@ -156,7 +156,7 @@ def as_eager_composes() -> Generator[None, None, None]:
     ]
     try:
         for operator, key, _ in kernels:
-            del operator.py_kernels[key]
+            operator.py_kernels.pop(key, None)
         for operator in operators:
             operator._dispatch_cache.clear()
         yield

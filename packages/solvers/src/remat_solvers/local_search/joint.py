@@ -8,8 +8,8 @@ repair: it is refused only if the sequence would read a value before any run mak
 once. What follows from a flip, evictions or repeats that are no longer needed, the other changes find. The
 best sequence of a walk is taken over to the graph of its decision, evaluated there, and polished.
 
-A flip costs a rebuild, about 10 us at 600 ops, against 2 us for another change. Deterministic for a seed and
-a number of moves.
+A flip costs one pass over the runs, and a second one to derive the state where it is kept, against 2 us for
+another change at 600 ops. Deterministic for a seed and a number of moves.
 
 Imperfect: ops that run nothing stay where they were put, as early as their reads allow.
 """

@@ -3,13 +3,13 @@
 Up to `MOST_COMBINED` switches: all combinations are candidates (`switching.each_combination`).
 
 More switches: cheap plans of all off, all on, one family on and one family off; short annealing of all off,
-and some that flips switches while it searches sequences (`local_search.joint`); the solver on all off, as it
-plans a graph without switches, or on the best decision if that is better by more than solves differ, and at
-the same time on all off, or on a whole family if the bound of all off is no better than the best plan; and
-short annealing again, which flips switches of the best plan. So a choice does not lose to none. Whole
-families that may be better are planned by the solver as well: all of them on small graphs, on larger ones the
-two that are best after short annealing, if the best plan is far from the bound and they are behind it by no
-more than the solver has gained over annealing. Where nothing fits, the solver gets the decision that could
+and some that flips switches while it searches sequences (`local_search.joint`); the solver on all off,
+without a start, or on the best decision if that is better by more than solves differ, and at the same time on
+all off, or on a whole family if the bound of all off is no better than the best plan; and short annealing
+again, which flips switches of the best plan. So a choice does not lose to none. Whole families that may be
+better are planned by the solver as well: all of them on small graphs, on larger ones the two that are best
+after short annealing, if the best plan is far from the bound and they are behind it by no more than the
+solver has gained over annealing. Where nothing fits, the solver gets the decision that could
 need the least memory, then the one with the smallest peak, then all off. A solver that takes no `starts`
 plans all off, all on, one family on and one family off in the order of their bounds. The bound of the whole
 is that of the relaxed graph, or where the gap is wide the lowest of the bounds of several parts of the
