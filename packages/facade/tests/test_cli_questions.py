@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from remat_facade.cli.app import main
+from remat_facade.cli.searches import Unplanned
+from remat_facade.cli.terminal import show
+from remat_facade.report.table import Table
 from remat_graph import save_graph
 from remat_graph.switches.families import families_in
 from remat_graph.testing.random_switches import with_random_switches
@@ -123,11 +126,16 @@ def test_the_largest_batch_of_a_model(
     unplanned = capsys.readouterr().out
     assert main(["max-batch", target, "--budget", "200KiB", "--time-limit", "2"]) == 0
     planned = capsys.readouterr().out
+    assert " ".join(planned.split()).count("without a plan about 122 ") == 1  # as noremat finds, below
 
     def batch(out: str) -> int:
         return int(next(line for line in out.splitlines() if "largest batch" in line).split()[-1])
 
     assert 0 < batch(unplanned) < batch(planned)
+    assert main(["max-batch", target, "--budget", "200KiB", "--solvers", "noremat"]) == 0
+    noremat = capsys.readouterr().out
+    assert batch(noremat) == 122
+    assert " ".join(noremat.split()).count("without a plan 122 ") == 1
     words = ["--budget", "200KiB", "--time-limit", "2", "--gradients", "present"]
     assert main(["max-batch", target, *words]) == 0
     assert batch(planned) < batch(capsys.readouterr().out)
@@ -139,3 +147,32 @@ def test_the_largest_batch_of_a_model(
     assert batch(shown.out) == 0
     assert "a batch of 1 does not fit: " in shown.err
     assert "nothing is left" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("peaks", "budget_nbytes", "shown"),
+    [
+        ({1: 300, 2: 400}, 350, "1"),
+        ({1: 300}, 200, "0"),
+        ({1: 300}, 350, "about 1"),
+        ({2: 300, 8: 900}, 600, "about 5"),
+        ({2: 300, 8: 900, 16: 1700}, 899, "about 7"),
+        ({4: 500, 8: 500}, 500, "about 8"),
+        ({4: 900, 8: 500}, 500, "about 8"),  # whatever grows, what fits fits
+    ],
+)
+def test_the_largest_batch_without_a_plan(peaks: dict[int, int], budget_nbytes: int, shown: str) -> None:
+    """It is exact where the next size does not fit, else on the line between two sizes."""
+    assert str(Unplanned.between(peaks, budget_nbytes)) == shown
+
+
+def test_no_batch_without_a_plan_is_known() -> None:
+    """Where no size was tried."""
+    assert Unplanned.between({}, 100) is None
+
+
+def test_a_table_in_a_pipe_breaks_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe has no width."""
+    name = ".".join(["layers"] * 30)
+    show(Table(title="t", columns=("", "bytes"), rows=((name, "1"), ("b", "2"))))
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if name in line] == [[name, "1"]]

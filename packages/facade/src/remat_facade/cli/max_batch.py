@@ -36,7 +36,7 @@ def largest_batch(
 
     from remat_facade.cli.checks import size_of
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.searches import EndedEarly, at_most, largest, methods_of
+    from remat_facade.cli.searches import EndedEarly, Unplanned, at_most, largest, methods_of
     from remat_facade.cli.target import Target
     from remat_facade.planning.state_rules import rule_of
     from remat_facade.report.table import batch_facts, batch_table
@@ -57,12 +57,15 @@ def largest_batch(
             nbytes, advice, note = size_nbytes, "raise --budget or --max-overhead", ""
             if device_memory is not None:
                 nbytes, advice, note = _left_of(load(first), size_nbytes, optimizer)
-            graph_of = _graphs(load, update, platform=times, ways=ways, outputs=outputs)
+            peaks: dict[int, int] = {}
+            graph_of = _graphs(load, update, peaks, platform=times, ways=ways, outputs=outputs)
             search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
             nothing = {name: MaxBatch(batch=0, solution=None, refused=first) for name in names}
             found, ended_early = largest(search, names) if nbytes else (nothing, False)
+        unplanned = Unplanned.between(peaks, nbytes)
         output.facts |= {"target": target, "budget_nbytes": nbytes, "methods": batch_facts(found)}
-        output.show(batch_table(target, nbytes, found, note))
+        output.facts["unplanned"] = unplanned
+        output.show(batch_table(target, nbytes, found, unplanned, note))
     if ended_early:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in found.values()):
@@ -89,12 +92,16 @@ def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -
 
 
 def _graphs(
-    load: "Callable[[int], tuple[Any, Any, Any]]", update: "Progress", **options: Any
+    load: "Callable[[int], tuple[Any, Any, Any]]", update: "Progress", peaks: dict[int, int], **options: Any
 ) -> "Callable[[int], Graph]":
-    """The step of each batch size; a size that several methods try is captured once."""
+    """The step of each batch size; a size that several methods try is captured once.
+
+    The peak of the unplanned step of each is added to `peaks`.
+    """
     from functools import cache
 
     from remat_facade.cli.steps import graph_of
+    from remat_graph import noremat_peak_nbytes
 
     given = {name: value for name, value in options.items() if value is not None}
 
@@ -102,6 +109,7 @@ def _graphs(
     def captured(batch: int) -> "Graph":
         update(f"batch {batch}: capturing")
         graph = graph_of(load(batch), **given)
+        peaks[batch] = noremat_peak_nbytes(graph)
         update(f"batch {batch}: planning {len(graph.ops)} ops")
         return graph
 

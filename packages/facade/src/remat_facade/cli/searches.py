@@ -97,6 +97,40 @@ def largest(
     return found, False
 
 
+@attrs.frozen(kw_only=True)
+class Unplanned:
+    """The largest batch whose unplanned step stays within a budget.
+
+    Attributes:
+        batch: its size; 0 if the smallest size that was tried does not fit.
+        exact: whether the next size is known not to fit; else `batch` is read off a line between two sizes,
+            because the bytes of a step grow with its batch.
+    """
+
+    batch: int
+    exact: bool
+
+    @classmethod
+    def between(cls, peaks: Mapping[int, int], budget_nbytes: int) -> "Unplanned | None":
+        """Read it off the peaks of some sizes; None if there are none.
+
+        Args:
+            peaks: batch sizes and the peak of the unplanned step of each, in bytes.
+            budget_nbytes: the budget.
+        """
+        if not peaks:
+            return None
+        batch = max((size for size, nbytes in peaks.items() if nbytes <= budget_nbytes), default=0)
+        above = min((size for size in peaks if size > batch), default=None)
+        if above is None or not batch or above == batch + 1:
+            return cls(batch=batch, exact=above is not None)
+        share = (budget_nbytes - peaks[batch]) / (peaks[above] - peaks[batch])
+        return cls(batch=min(batch + int(share * (above - batch)), above - 1), exact=False)
+
+    def __str__(self) -> str:
+        return f"{self.batch}" if self.exact else f"about {self.batch}"
+
+
 def at_most(solve: Solve, seconds: float | None) -> Solve:
     """The function with a limit for one size of a batch, because `largest` plans many.
 

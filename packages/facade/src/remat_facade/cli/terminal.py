@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remat_facade.report.table import Table
     from remat_graph.contexts import Context
 
-LONG = 1000  # letters of a line, above which it may have to be shortened
+LONG = 1000  # letters: longer lines are shortened, and wider tables broken
 
 
 def _text(console: "Console", text: str, style: str = "") -> "Text":
@@ -27,9 +27,10 @@ def _text(console: "Console", text: str, style: str = "") -> "Text":
 
 
 def show(table: "Table") -> None:
-    """Print a table on stdout."""
+    """Print a table on stdout; in a file or a pipe, which has no width, no row of figures is broken."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table as RichTable
 
     console = Console(highlight=False)
@@ -40,6 +41,9 @@ def show(table: "Table") -> None:
         )
     for row in table.rows:
         rich.add_row(*(_text(console, cell) for cell in row))
+    if not (console.is_terminal or table.prose):
+        wide = console.options.update(max_width=LONG)
+        console.width = max(console.width, Measurement.get(console, wide, rich).maximum)
     console.print(_text(console, table.title, "bold"))
     console.print(rich)
     if table.note:

@@ -42,8 +42,13 @@ def smallest_table(graph: Graph, found: MinBudget) -> Table:
     return Table(title=graph.name, columns=("", "", "bytes"), rows=rows, note=note)
 
 
-def batch_table(name: str, budget_nbytes: int, found: Mapping[str, MaxBatch], note: str = "") -> Table:
-    """The largest batch by each method, its plan, and the smallest batch size that failed; `note` below."""
+def batch_table(
+    name: str, budget_nbytes: int, found: Mapping[str, MaxBatch], unplanned: object, note: str = ""
+) -> Table:
+    """The largest batch by each method, its plan, and the smallest batch size that failed; `note` below.
+
+    `unplanned` is the largest batch without a plan, as it is shown; None if it is unknown.
+    """
 
     def row(head: str, cell: Callable[[MaxBatch], str]) -> tuple[str, ...]:
         return (head, *(cell(each) for each in found.values()))
@@ -53,6 +58,7 @@ def batch_table(name: str, budget_nbytes: int, found: Mapping[str, MaxBatch], no
 
     rows = (
         row("largest batch", lambda each: f"{each.batch}"),
+        row("without a plan", lambda _: f"{unplanned or ''}"),
         row("budget", lambda _: format_nbytes(budget_nbytes)),
         row("peak", of_plan(lambda plan: format_nbytes(plan.peak_nbytes or 0))),
         row("extra time", of_plan(lambda plan: f"{plan.overhead or 0.0:.2%}")),
