@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from json import loads
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_the_largest_batch_of_a_model(
     target = f"{factory}:make"
     assert main(["max-batch", target, "--budget", "200KiB", "--max-overhead", "0"]) == 0
     unplanned = capsys.readouterr().out
-    assert main(["max-batch", target, "--budget", "200KiB", "--time-limit", "2"]) == 0
+    assert main(["max-batch", target, "--budget", "200KiB"]) == 0
     planned = capsys.readouterr().out
     assert " ".join(planned.split()).count("without a plan about 122 ") == 1  # as noremat finds, below
 
@@ -136,7 +137,7 @@ def test_the_largest_batch_of_a_model(
     noremat = capsys.readouterr().out
     assert batch(noremat) == 122
     assert " ".join(noremat.split()).count("without a plan 122 ") == 1
-    words = ["--budget", "200KiB", "--time-limit", "2", "--gradients", "present"]
+    words = ["--budget", "200KiB", "--gradients", "present"]
     assert main(["max-batch", target, *words]) == 0
     assert batch(planned) < batch(capsys.readouterr().out)
     for size in ("--budget", "--device-memory"):
@@ -159,11 +160,36 @@ def test_the_largest_batch_of_a_model(
         ({2: 300, 8: 900, 16: 1700}, 899, "about 7"),
         ({4: 500, 8: 500}, 500, "about 8"),
         ({4: 900, 8: 500}, 500, "about 8"),  # whatever grows, what fits fits
+        ({1: 200, 4: 500, 8: 900}, 1950, "about 18"),  # a search that ran out of time
     ],
 )
 def test_the_largest_batch_without_a_plan(peaks: dict[int, int], budget_nbytes: int, shown: str) -> None:
     """It is exact where the next size does not fit, else on the line between two sizes."""
     assert str(Unplanned.between(peaks, budget_nbytes)) == shown
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_search_of_batches_that_ran_out_of_time(
+    json: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size takes a while, so the search would take hours; the largest until then is shown."""
+    factory = tmp_path / "slow.py"
+    factory.write_text(
+        "import time, torch\n"
+        "def make(batch):\n"
+        "    time.sleep(0.5)\n"
+        "    return torch.nn.Linear(8, 8), torch.randn(batch, 8)\n"
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ["max-batch", f"{factory}:make", "--budget", "1TiB", "--platform", "flops", "--time-limit", "1"]
+    assert main([*words, *json]) == 0
+    out = capsys.readouterr().out
+    if json:
+        assert loads(out)["out_of_time"] == ["auto"]
+    else:
+        said = " ".join(out.split())
+        assert "largest batch at least " in said
+        assert "the time limit ended auto: a larger batch may fit; give --time-limit" in said
 
 
 def test_no_batch_without_a_plan_is_known() -> None:

@@ -15,7 +15,7 @@ import pytest
 from remat_facade import PlanningInterrupted
 from remat_facade.cli import searches
 from remat_facade.cli.app import main
-from remat_facade.cli.searches import largest
+from remat_facade.cli.searches import BatchClock, largest
 from remat_facade.planning import planner as planning
 from remat_facade.planning.interrupts import interrupted
 from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, carried
@@ -308,10 +308,11 @@ def test_the_largest_batch_so_far() -> None:
             on_fit(MaxBatch(batch=batch, solution=None, refused=None))
         raise KeyboardInterrupt
 
-    found, ended_early = largest(partial(search, batches=3))
-    assert ({"auto": 3}, True) == ({name: each.batch for name, each in found.items()}, ended_early)
+    made = largest(partial(search, batches=3), ["auto"], BatchClock(60.0))
+    assert made.interrupted
+    assert {name: each.batch for name, each in made.found.items()} == {"auto": 3}
     with pytest.raises(KeyboardInterrupt):
-        largest(partial(search, batches=0))
+        largest(partial(search, batches=0), ["auto"], BatchClock(60.0))
 
 
 def test_each_batch_that_fits_is_reported() -> None:

@@ -9,8 +9,10 @@ from remat_facade.cli.plan import DOES_NOT_FIT
 from remat_facade.cli.terminal import complain, progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from remat_facade.cli.output import CommandOutput
+    from remat_facade.cli.searches import BatchClock, Largest
     from remat_facade.planning.planner import Progress
     from remat_graph import Graph
 
@@ -25,7 +27,7 @@ def largest_batch(
     first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
     platform: options.PlatformOption = None,
     optimizer: options.OptimizerOption = "adamw",
-    time_limit: options.TimeLimitOption = None,
+    time_limit: options.SearchLimitOption = 60.0,
     ways: options.WaysOption = None,
     outputs: options.OutputsOption = None,
     gradients: options.GradientsOption = None,
@@ -36,10 +38,9 @@ def largest_batch(
 
     from remat_facade.cli.checks import size_of
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.searches import EndedEarly, Unplanned, at_most, largest, methods_of
+    from remat_facade.cli.searches import BatchClock, EndedEarly, Largest, at_most, largest, methods_of
     from remat_facade.cli.target import Target
     from remat_facade.planning.state_rules import rule_of
-    from remat_facade.report.table import batch_facts, batch_table
     from remat_graph import find_platform
     from remat_solvers import MaxBatch, max_batch, solve_present, solve_switches
 
@@ -50,7 +51,8 @@ def largest_batch(
     rule_of(optimizer)
     times = None if platform is None else find_platform(platform)
     named = Target.parse(target, input)
-    solve = at_most(solve_present if gradients == "present" else solve_switches, time_limit)
+    clock = BatchClock(time_limit)
+    solve = at_most(solve_present if gradients == "present" else solve_switches, clock)
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
             load = partial(named.load, meta=times is not None)
@@ -58,19 +60,44 @@ def largest_batch(
             if device_memory is not None:
                 nbytes, advice, note = _left_of(load(first), size_nbytes, optimizer)
             peaks: dict[int, int] = {}
-            graph_of = _graphs(load, update, peaks, platform=times, ways=ways, outputs=outputs)
+            graph_of = _graphs(load, update, peaks, clock, platform=times, ways=ways, outputs=outputs)
             search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
             nothing = {name: MaxBatch(batch=0, solution=None, refused=first) for name in names}
-            found, ended_early = largest(search, names) if nbytes else (nothing, False)
-        unplanned = Unplanned.between(peaks, nbytes)
-        output.facts |= {"target": target, "budget_nbytes": nbytes, "methods": batch_facts(found)}
-        output.facts["unplanned"] = unplanned
-        output.show(batch_table(target, nbytes, found, unplanned, note))
-    if ended_early:
+            made = largest(search, names, clock) if nbytes else Largest(found=nothing)
+        if made.out_of_time:
+            note = "; ".join(filter(None, [note, _more(made.out_of_time, times is None)]))
+        _report(output, target, nbytes, made, peaks, note)
+    if made.interrupted:
         raise EndedEarly("a larger batch may fit too")
-    if not any(each.batch for each in found.values()):
+    if not any(each.batch for each in made.found.values()):
         complain(f"a batch of {first} does not fit: {advice}")
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _report(
+    output: "CommandOutput",
+    target: str,
+    budget_nbytes: int,
+    made: "Largest",
+    peaks: dict[int, int],
+    note: str,
+) -> None:
+    from remat_facade.cli.searches import Unplanned
+    from remat_facade.report.table import batch_facts, batch_table
+
+    output.facts |= {"target": target, "budget_nbytes": budget_nbytes, "methods": batch_facts(made.found)}
+    unplanned = Unplanned.between(peaks, budget_nbytes)
+    output.facts |= {"unplanned": unplanned, "out_of_time": made.out_of_time}
+    table = batch_table(
+        target, budget_nbytes, made.found, unplanned=unplanned, out_of_time=made.out_of_time, note=note
+    )
+    output.show(table)
+
+
+def _more(late: "Sequence[str]", measured: bool) -> str:
+    """What more time could give."""
+    advice = ", or --platform, which measures nothing" if measured else ""
+    return f"the time limit ended {' and '.join(late)}: a larger batch may fit; give --time-limit{advice}"
 
 
 def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> tuple[int, str, str]:
@@ -92,7 +119,11 @@ def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -
 
 
 def _graphs(
-    load: "Callable[[int], tuple[Any, Any, Any]]", update: "Progress", peaks: dict[int, int], **options: Any
+    load: "Callable[[int], tuple[Any, Any, Any]]",
+    update: "Progress",
+    peaks: dict[int, int],
+    clock: "BatchClock",
+    **options: Any,
 ) -> "Callable[[int], Graph]":
     """The step of each batch size; a size that several methods try is captured once.
 
@@ -107,8 +138,9 @@ def _graphs(
 
     @cache
     def captured(batch: int) -> "Graph":
+        clock.check()
         update(f"batch {batch}: capturing")
-        graph = graph_of(load(batch), **given)
+        graph = graph_of(load(batch), on_progress=clock.check, **given)
         peaks[batch] = noremat_peak_nbytes(graph)
         update(f"batch {batch}: planning {len(graph.ops)} ops")
         return graph

@@ -52,6 +52,14 @@ TimeLimitOption = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Stop then, with the best result so far.", callback=seconds),
 ]
+SearchLimitOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="For each method: stop then, with the largest batch so far.",
+        callback=seconds,
+    ),
+]
 WaysOption = Annotated[
     Literal["exact", "rounding", "none"] | None,
     typer.Option(

@@ -74,27 +74,81 @@ def swept(
         return Sweep(curves=curves, bounds=bounds, ended_early=True)
 
 
-def largest(
-    search: Callable[..., MaxBatch], solvers: Sequence[str] = ("auto",)
-) -> tuple[dict[str, MaxBatch], bool]:
-    """The largest batch by each method; after Ctrl-C, the largest until then, and True.
+class TimeUp(Exception):
+    """The time of a search is up, and something is known."""
+
+
+class BatchClock:
+    """The time that the search for the largest batch by one method may take.
+
+    Nothing else ends a search of many sizes: each is measured, which takes as long as some steps.
+
+    Args:
+        limit_s: seconds for each method.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._deadline, self._known = Deadline(limit_s), False
+
+    def begin(self) -> None:
+        """The search of a method begins."""
+        self._deadline, self._known = Deadline(self._limit_s), False
+
+    def know(self) -> None:
+        """A size is known to fit, so there is a result."""
+        self._known = True
+
+    def check(self, *_: object) -> None:
+        """Raise `TimeUp` if there is a result and no time left."""
+        if self._known and self._deadline.reached():
+            raise TimeUp
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, at least 1 for the plan of a size that has been measured."""
+        return max(1.0, self._deadline.remaining_s)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Largest:
+    """The largest batch by each method, the methods that ran out of time, and whether Ctrl-C ended it."""
+
+    found: dict[str, MaxBatch]
+    out_of_time: tuple[str, ...] = ()
+    interrupted: bool = False
+
+
+def largest(search: Callable[..., MaxBatch], solvers: Sequence[str], clock: BatchClock) -> Largest:
+    """The largest batch by each method; after Ctrl-C or at the end of the time, the largest until then.
 
     Args:
         search: `max_batch` with all arguments but ``solver`` and ``on_fit``.
         solvers: names of methods.
+        clock: checked by the graphs of `search`.
 
     Raises:
         KeyboardInterrupt: no batch is known to fit yet.
     """
     found: dict[str, MaxBatch] = {}
+    late = []
+
+    def fits(name: str, made: MaxBatch) -> None:
+        found[name] = made
+        clock.know()
+
     try:
         for name in solvers:
-            found[name] = search(solver=name, on_fit=partial(found.__setitem__, name))
+            clock.begin()
+            try:
+                found[name] = search(solver=name, on_fit=partial(fits, name))
+            except TimeUp:
+                late.append(name)
     except KeyboardInterrupt:
         if not found:
             raise
-        return found, True
-    return found, False
+        return Largest(found=found, out_of_time=tuple(late), interrupted=True)
+    return Largest(found=found, out_of_time=tuple(late))
 
 
 @attrs.frozen(kw_only=True)
@@ -103,8 +157,8 @@ class Unplanned:
 
     Attributes:
         batch: its size; 0 if the smallest size that was tried does not fit.
-        exact: whether the next size is known not to fit; else `batch` is read off a line between two sizes,
-            because the bytes of a step grow with its batch.
+        exact: whether the next size is known not to fit; else `batch` is read off a line through two sizes,
+            because the bytes of a step grow in proportion to its batch.
     """
 
     batch: int
@@ -122,26 +176,24 @@ class Unplanned:
             return None
         batch = max((size for size, nbytes in peaks.items() if nbytes <= budget_nbytes), default=0)
         above = min((size for size in peaks if size > batch), default=None)
-        if above is None or not batch or above == batch + 1:
-            return cls(batch=batch, exact=above is not None)
-        share = (budget_nbytes - peaks[batch]) / (peaks[above] - peaks[batch])
-        return cls(batch=min(batch + int(share * (above - batch)), above - 1), exact=False)
+        if not batch or above == batch + 1:
+            return cls(batch=batch, exact=True)
+        # The line through two sizes: the largest that fits and the next that was tried, or the one before.
+        other = above or max((size for size in peaks if size < batch), default=batch)
+        grows = (peaks[other] - peaks[batch]) / (other - batch) if other != batch else 0.0
+        more = int((budget_nbytes - peaks[batch]) / grows) if grows > 0 else 0
+        return cls(batch=batch + more if above is None else min(batch + more, above - 1), exact=False)
 
     def __str__(self) -> str:
         return f"{self.batch}" if self.exact else f"about {self.batch}"
 
 
-def at_most(solve: Solve, seconds: float | None) -> Solve:
-    """The function with a limit for one size of a batch, because `largest` plans many.
-
-    Args:
-        solve: runs a solver.
-        seconds: the limit that the user gives; None for a share of the limit of a plan.
-    """
+def at_most(solve: Solve, clock: BatchClock) -> Solve:
+    """The function with a limit for one size of a batch, because `largest` plans many."""
 
     def limited(solver: Solver, problem: Problem, deadline: Deadline | None) -> Solution:
-        limit_s = SIZE_SHARE * default_limit_s(len(problem.graph.ops)) if seconds is None else seconds
-        return solve(solver, problem, Deadline(limit_s))
+        limit_s = SIZE_SHARE * default_limit_s(len(problem.graph.ops))
+        return solve(solver, problem, Deadline(min(limit_s, clock.left_s)))
 
     return limited
 

@@ -1,6 +1,6 @@
 """Tables as data, for the terminal and the HTML page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -43,12 +43,27 @@ def smallest_table(graph: Graph, found: MinBudget) -> Table:
 
 
 def batch_table(
-    name: str, budget_nbytes: int, found: Mapping[str, MaxBatch], unplanned: object, note: str = ""
+    name: str,
+    budget_nbytes: int,
+    found: Mapping[str, MaxBatch],
+    *,
+    unplanned: object = None,
+    out_of_time: Collection[str] = (),
+    note: str = "",
 ) -> Table:
-    """The largest batch by each method, its plan, and the smallest batch size that failed; `note` below.
+    """The largest batch by each method, its plan, and the smallest batch size that failed.
 
-    `unplanned` is the largest batch without a plan, as it is shown; None if it is unknown.
+    Args:
+        name: of the model.
+        budget_nbytes: the budget of a step.
+        found: by the names of methods.
+        unplanned: the largest batch without a plan, as it is shown; None if it is unknown.
+        out_of_time: methods that ran out of time, so that a larger batch may fit.
+        note: shown below.
     """
+
+    def batch(method: str) -> str:
+        return f"{'at least ' if method in out_of_time else ''}{found[method].batch}"
 
     def row(head: str, cell: Callable[[MaxBatch], str]) -> tuple[str, ...]:
         return (head, *(cell(each) for each in found.values()))
@@ -57,7 +72,7 @@ def batch_table(
         return lambda each: "" if each.solution is None else show(each.solution)
 
     rows = (
-        row("largest batch", lambda each: f"{each.batch}"),
+        ("largest batch", *map(batch, found)),
         row("without a plan", lambda _: f"{unplanned or ''}"),
         row("budget", lambda _: format_nbytes(budget_nbytes)),
         row("peak", of_plan(lambda plan: format_nbytes(plan.peak_nbytes or 0))),

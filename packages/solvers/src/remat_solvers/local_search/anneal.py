@@ -90,11 +90,25 @@ class AnnealingWalk:
         return best
 
     @property
+    def now(self) -> Ints:
+        """The sequence where the walk is, which may not fit."""
+        order: Ints = self.state.pos["order"][: int(self.state.meta["count"])].copy()
+        return order
+
+    @property
     def best_on(self) -> frozenset[str]:
         """The switches that are on in the fastest sequence found that fits."""
+        return self._on("best_now")
+
+    @property
+    def now_on(self) -> frozenset[str]:
+        """The switches that are on where the walk is."""
+        return self._on("now")
+
+    def _on(self, field: str) -> frozenset[str]:
         if self.choice is None:
             return frozenset()
-        now, changes = self.state.ops["best_now"], zip(self.choice.ops, self.choice.rows, strict=True)
+        now, changes = self.state.ops[field], zip(self.choice.ops, self.choice.rows, strict=True)
         inside = [all(now[op] == row for op, row in zip(*each, strict=True)) for each in changes]
         return frozenset(name for name, on in zip(self.choice.names, inside, strict=True) if on)
 

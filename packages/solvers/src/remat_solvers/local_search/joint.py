@@ -218,7 +218,9 @@ class JointSearch:
             for walk, order in zip(walks, found, strict=True):
                 moves -= max(1, walk.tried)
                 self.tried += walk.tried
-                if order is not None:
-                    self.add(*self.choice.narrow(walk.best_on, order), deadline)
-            descent.learn([order is not None for order in found])
+                there = (walk.now_on, walk.now) if order is None else (walk.best_on, order)
+                self.add(*self.choice.narrow(*there), deadline)
+            assert self.smallest is not None
+            fell = 1 - self.smallest.peak_nbytes / best.peak_nbytes
+            descent.learn([order is not None for order in found], fell)
             best = self.smallest

@@ -1,8 +1,9 @@
 """Minimize the peak: sequence search with memory as the objective.
 
 Greedy eviction towards the floor first; then walks at falling targets, from the sequence with the smallest
-peak so far and ended as soon as the target holds: two side by side, one half as far as the other. Time hardly
-matters here, so sequences may grow to several times the graph. Missed targets are moved back; the search ends
+peak so far and ended as soon as the target holds: two side by side, one half as far as the other. A walk that
+misses its target may still end at a smaller peak, and the next ones go on from there. Time hardly matters
+here, so sequences may grow to several times the graph. Missed targets are moved back; the search ends
 when steps are under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and
 a number of moves. A search with a goal passes through the same sequences as a search for the floor, so a
 budget that was once reached is reached again.
@@ -24,6 +25,7 @@ from remat_solvers.running.parallel import in_parallel
 
 FIRST_STEP = 0.85
 LAST_STEP = 0.995
+MOVED = 1 / 8  # of a step, by which walks that miss their targets may still gain
 # Start temperatures and prices. Where walks of one kind came to one or two ops above the target, those of
 # another reached it (GPT-2 and an FFT model at their smallest peaks).
 KINDS = ((1.0, 30.0), (3.0, 3.0), (0.1, 30.0))
@@ -68,10 +70,13 @@ def minimize_peak(
         found = in_parallel(tasks, deadline)
         left -= sum(max(1, walk.tried) for walk in walks)
         seed += len(walks)
-        descent.learn([order is not None for order in found])
-        for other in found:
-            if other is not None and evaluate(arrays, other).peak_nbytes < peak:
-                best, peak = other, evaluate(arrays, other).peak_nbytes
+        before_nbytes = peak
+        for walk, hit in zip(walks, found, strict=True):
+            there = walk.now if hit is None else hit
+            result = evaluate(arrays, there)
+            if result.valid and result.peak_nbytes < peak:
+                best, peak = there, result.peak_nbytes
+        descent.learn([hit is not None for hit in found], 1 - peak / before_nbytes)
     return best
 
 
@@ -99,11 +104,17 @@ class Descent:
         targets = [max(self.floor_nbytes, int(peak_nbytes * each)) for each in (self.step, sqrt(self.step))]
         return targets, *KINDS[self.missed]
 
-    def learn(self, reached: list[bool]) -> None:
-        """Halve the step where only the nearer target was reached, or walks of all kinds have missed both."""
+    def learn(self, reached: list[bool], fell: float) -> None:
+        """Halve the step where only the nearer target was reached, or walks of all kinds have gained nothing.
+
+        Args:
+            reached: whether each target was.
+            fell: by which ratio the peak fell, also where no target was reached.
+        """
         far, near = reached
-        self.missed = 0 if far or near else self.missed + 1
-        if not far and (near or self.missed == len(KINDS)):
+        moved = far or near or fell > MOVED * (1 - self.step)
+        self.missed = 0 if moved else self.missed + 1
+        if (near and not far) or self.missed == len(KINDS):
             self.step, self.missed = sqrt(self.step), 0
 
 
