@@ -44,10 +44,11 @@ class Words(nn.Module):
         return {"logits": self.head(self.embedding(tokens)).transpose(1, 2)}
 
 class Config:
-    vocab_size, use_cache = 11, True
+    vocab_size, use_cache, max_position_embeddings = 11, True, 11
 
 class TinyLM(nn.Module):
     config_class = Config
+    main_input_name = "input_ids"
 
     def __init__(self, config):
         super().__init__()
@@ -160,3 +161,19 @@ def test_a_doctor_looks_at_a_model_by_its_name(capsys: pytest.CaptureFixture[str
     assert found["floor_nbytes"] <= found["smallest_nbytes"]
     assert found["tables"]
     assert found["plan"]["graph_name"] == "Net"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("TinyLM", "12", "--input 12: TinyLM has positions for 11 tokens; give at most --input 11"),
+        ("TinyLM", "3x8x8", "--input 3x8x8: TinyLM reads tokens; give the length of a sequence: --input 128"),
+        ("Net", "8", "--input 8: Net reads images; give channels, height and width: --input 3x224x224"),
+    ],
+)
+def test_a_shape_that_a_named_model_cannot_take(
+    name: str, shape: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line says what the model reads; its largest table of eleven rows stands for one of positions."""
+    assert main(["plan", f"named.{name}", "--input", shape, "--budget", "90%", "--platform", "flops"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"remat: named.{name}: {said}"

@@ -62,6 +62,7 @@ def built(
         if not isinstance(model, nn.Module):
             problem = f"it returned {shown(type(model).__name__)}; with --input it must return a model"
             raise BadTarget(target=name, problem=problem, advice="leave --input out for (model, sample)")
+        _check_shape(name, model, shape)
         model.train()
         words = _vocabulary(model) if len(shape) == 1 else None
         if words is None:
@@ -85,6 +86,32 @@ def _model(factory: Callable[..., Any]) -> Any:
         return factory(config)
     known = inspect.signature(factory).parameters
     return factory(**{name: value for name, value in _NO_WEIGHTS.items() if name in known})
+
+
+def _check_shape(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Refuse a shape that the model cannot take, as far as its class and config tell.
+
+    Raises:
+        BadTarget: it cannot.
+    """
+    given, kind = f"--input {'x'.join(map(str, shape))}", type(model).__name__
+    config = getattr(model, "config", None)
+    if config is not None and getattr(model, "main_input_name", "") == "input_ids":
+        if len(shape) != 1:
+            problem = f"{given}: {kind} reads tokens"
+            raise BadTarget(target=name, problem=problem, advice="give the length of a sequence: --input 128")
+        # A model without a table of positions may take more than its config says.
+        most = getattr(config, "max_position_embeddings", None)
+        tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+        if isinstance(most, int) and shape[0] > most and most in tables:
+            problem = f"{given}: {kind} has positions for {most} tokens"
+            raise BadTarget(target=name, problem=problem, advice=f"give at most --input {most}")
+    elif (
+        len(shape) == 1 and any(isinstance(m, nn.Conv2d) for m in model.modules()) and not _vocabulary(model)
+    ):
+        problem = f"{given}: {kind} reads images"
+        advice = "give channels, height and width: --input 3x224x224"
+        raise BadTarget(target=name, problem=problem, advice=advice)
 
 
 def _with_loss(model: nn.Module) -> nn.Module:
