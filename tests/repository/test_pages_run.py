@@ -13,7 +13,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -21,36 +21,29 @@ from remat_facade import limit_memory
 from remat_facade.cli.app import main
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_graph import get_platform
-from remat_solvers import registry
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = (
-    *("index", "budgets", "options", "troubleshooting", "performance", "solvers", "gallery/index"),
-    *("coming_from/checkpoint", "coming_from/deepspeed", "coming_from/activation_memory_budget"),
-    "coming_from/research",
+from remat_solvers import command, registry
+from tests.repository.pages import (
+    GIVEN,
+    LEFT_OUT,
+    PAGES,
+    ROOT,
+    blocks,
+    first_line,
+    give,
+    path_of,
+    runs,
+    without_comment,
 )
-OTHER_COMMANDS = re.compile(r"pip install |hatch run |python (examples|benchmarks)/|torchrun |export ")
+
+OTHER_COMMANDS = re.compile(
+    r"pip install |python3 -m venv |hatch run |python (examples|benchmarks)/|torchrun |export "
+)
 """What a page may show and no test here runs; `test_examples` runs the examples."""
-
-
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    language: str
-    title: str
-    text: str
-
-
-def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page, in order."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    found = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', text, flags=re.DOTALL | re.MULTILINE)
-    return [Block(*each) for each in found]
 
 
 def rows(page: str) -> list[list[str]]:
     """The cells of each row of the tables of what to type here, in order."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = path_of(page).read_text(encoding="utf-8")
     tables = re.findall(r"^\| there \| here \| remark \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [
         [cell.strip() for cell in row.strip("|").split("|")] for table in tables for row in table.splitlines()
@@ -63,7 +56,8 @@ def run(command: str) -> None:
         return
     name, *words = shlex.split(command, comments=True)
     assert name == "remat", command
-    words += {"plan": ["--time-limit", "3"], "sweep": ["--time-limit", "1"]}.get(words[0], [])
+    limit_s = {"plan": "3", "sweep": "1", "solve": "3"}.get(words[0])
+    words += ["--time-limit", limit_s] if limit_s else []
     assert main(words) == 0, command
 
 
@@ -90,10 +84,11 @@ def test_the_page_runs(page: str, folder: Path) -> None:
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
             sys.modules.pop(Path(block.title).stem, None)
-        if block.language == "python":
+        give(page, block, names)
+        if block.language == "python" and runs(page, first_line(block)):
             exec(compile(block.text, f"{page}.md", "exec"), names)
         elif block.language == "console":
-            for line in block.text.splitlines():
+            for line in (line for line in block.text.splitlines() if runs(page, line)):
                 run(line)
     commands = set()
     for _, here, _ in rows(page):
@@ -103,6 +98,32 @@ def test_the_page_runs(page: str, folder: Path) -> None:
             elif line not in commands:  # several rows may name the same one
                 commands.add(line)
                 run(line)
+
+
+def test_what_is_given_or_left_out_is_on_the_page() -> None:
+    """Each entry of both lists names the first line of a block, or a command, of its page."""
+    for page in PAGES:
+        firsts = {first_line(block) for block in blocks(page)}
+        commands = {
+            without_comment(line)
+            for block in blocks(page)
+            if block.language == "console"
+            for line in block.text.splitlines()
+        }
+        assert LEFT_OUT.get(page, set()) <= firsts | commands, page
+        assert GIVEN.get(page, {}).keys() <= firsts, page
+    assert LEFT_OUT.keys() | GIVEN.keys() <= set(PAGES)
+
+
+def test_commands_for_remat_solvers_alone_need_no_facade() -> None:
+    """The pages that say so name only commands that `remat` has without remat-facade."""
+    page = path_of("solvers").read_text(encoding="utf-8")
+    (alone,) = re.findall(r"is enough for these commands:\n\n```console\n(.*?)```", page, re.DOTALL)
+    readme = [block.text for block in blocks("packages/solvers/README") if block.language == "console"]
+    verbs = {line.split()[1] for text in (alone, *readme) for line in text.splitlines()}
+    assert {"solve", "min-budget", "solvers"} == verbs
+    assert {0} == {command.main([verb, "--help"]) for verb in verbs}
+    assert command.main(["sweep", "--help"]) != 0
 
 
 def test_every_row_has_a_line_or_says_that_there_is_none() -> None:

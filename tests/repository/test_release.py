@@ -1,6 +1,7 @@
 """What publishes remat agrees with itself: addresses, versions, Pythons, pins, the README's first lines."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,39 @@ def test_hooks_have_the_versions_of_hatch() -> None:
     (pin,) = (line for line in environment()["dependencies"] if line.startswith("ruff"))
     hooks = [hook for hook in repo["hooks"] if hook["id"].startswith("ruff")]
     assert [[pin], [pin]] == [hook["additional_dependencies"] for hook in hooks]
+
+
+def untidy(content: bytes) -> dict[str, bool]:
+    """What each of the two hooks on whitespace would change in a file with this content."""
+    return {
+        "trailing-whitespace": bool(re.search(rb"[ \t\v\f]+\r?$", content, re.MULTILINE)),
+        "end-of-file-fixer": bool(content) and not re.search(rb"[^\r\n](\n|\r\n|\r)\Z", content),
+    }
+
+
+def test_untidy_files_are_found() -> None:
+    """Spaces at the end of a line, with any line break; no line break at the end, or several."""
+    assert [] == [each for each in (b"", b"a\n b\n", b"a\r\n") if any(untidy(each).values())]
+    for content in (b"a \nb\n", b"a\t\r\n", b"a\n \n"):
+        assert untidy(content)["trailing-whitespace"], content
+    for content in (b"a", b"a\n\n", b"\n", b"a\r\n\r\n"):
+        assert untidy(content)["end-of-file-fixer"], content
+
+
+@pytest.mark.parametrize("hook", untidy(b""))
+def test_the_hooks_on_whitespace_change_no_file(hook: str) -> None:
+    """In a fresh clone `pre-commit run --all-files` passes. What is left out is read from the settings."""
+    config = read(".pre-commit-config.yaml")
+    (own,) = (each["exclude"] for each in config["repos"][0]["hooks"] if each["id"] == hook)
+    left_out = re.compile(f"{config['exclude']}|{own}")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this folder is no clone, so no file is tracked")
+    names = [name for name in listed.stdout.split("\0") if name and not left_out.search(name)]
+    paths = [path for name in names if (path := ROOT / name).is_file() and not path.is_symlink()]
+    assert len(paths) > 500
+    texts = [path for path in paths if b"\0" not in path.read_bytes()]
+    assert [] == [path for path in texts if untidy(path.read_bytes())[hook]]
 
 
 def test_the_citation() -> None:

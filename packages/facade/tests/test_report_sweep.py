@@ -15,6 +15,7 @@ from remat_solvers.testing import chain
 from .overlaps import overlaps
 
 LOOKS = [Look(palette=palette, narrow=narrow) for palette in (LIGHT, DARK) for narrow in (False, True)]
+NAMES = ["light", "light, narrow", "dark", "dark, narrow"]
 GRAPH = chain(8)
 BOUNDS = (0.3, 0.1, 0.05, 0.0)
 
@@ -69,11 +70,74 @@ def test_the_headline_says_what_was_found() -> None:
     assert f"{GRAPH.name}: auto needs the least time in all 4 budgets" == title
     title, _ = finding(GRAPH, curves(one=[0.4, 0.2, 0.2, 0.0], two=[None, 0.3, 0.1, 0.0]))
     assert "one needs the least time in 3 of 4 budgets" in title
+    title, _ = finding(GRAPH, curves(auto=[None] * 4, greedy=[None] * 4))
+    assert "no schedule was found in 4 budgets" in title
     title, _ = finding(GRAPH, curves(auto=[None] * 4))
     assert "no schedule was found in 4 budgets" in title
 
 
-@pytest.mark.parametrize("look", LOOKS, ids=["light", "light, narrow", "dark", "dark, narrow"])
+def test_the_headline_names_all_that_are_best() -> None:
+    """Methods that need the least time in the same budgets are named together; in other budgets, each."""
+    same = [0.4, 0.2, 0.1, 0.0]
+    title, _ = finding(GRAPH, curves(greedy=same, slow=[None, 0.3, 0.2, 0.0], auto=same))
+    assert f"{GRAPH.name}: greedy and auto need the least time in all 4 budgets" == title
+    title, _ = finding(GRAPH, curves(noremat=same, greedy=same, auto=same))
+    assert f"{GRAPH.name}: noremat, greedy and auto need the least time in all 4 budgets" == title
+    title, about = finding(GRAPH, curves(one=[0.4, 0.3, 0.1, 0.1], two=[None, 0.2, 0.2, 0.0]))
+    assert f"{GRAPH.name}: one and two each need the least time in 2 of 4 budgets" == title
+    assert about.startswith("50% of the memory costs +20.0% time, 25% costs +40.0%")
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=NAMES)
+def test_methods_with_the_same_curve_share_a_label(look: Look) -> None:
+    """One line and one label for both; a curve that lies below others, to be seen, is wider than these."""
+    same = [0.003, -0.05, -0.05, -0.05]
+    shown = curves(
+        noremat=[None, *same[1:]], chen_sqrt=[0.25, *same[1:]], greedy=same, auto=[1e-12 + x for x in same]
+    )
+    figure = draw_sweep(GRAPH, shown, [-0.05] * 4, look)
+    (axes,) = figure.axes
+    assert ["lower bound", "noremat", "chen_sqrt", "greedy = auto"] == [t.get_text() for t in axes.texts]
+    below, chen_sqrt, above = (line.get_linewidth() for line in axes.lines if line.get_linestyle() == "-")
+    assert below > chen_sqrt == above
+    assert [] == overlaps(figure)
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=NAMES)
+def test_a_label_of_many_methods_stays_in_the_figure(look: Look) -> None:
+    """The names stand below each other where one line would be too long."""
+    names = [f"method_{i} (no pools)" for i in range(4)]
+    figure = draw_sweep(GRAPH, curves(**dict.fromkeys(names, (0.3, 0.1, 0.05, 0.0))), BOUNDS, look)
+    assert "\n= ".join(names) in {text.get_text() for text in figure.axes[0].texts}
+    assert [] == overlaps(figure)
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("overheads", "bounds"),
+    [
+        ([0.003, -0.05, -0.05, -0.05], [-0.05] * 4),
+        ([0.3, 0.1, 0.1, 0.1], [-0.05] * 4),
+        ([0.25, 0.0, 0.0, 0.0], [0.0] * 4),
+        ([-0.05] * 4, [-0.05] * 4),
+        ([0.0] * 4, [0.0] * 4),
+    ],
+)
+def test_what_is_below_zero_is_inside(overheads: list[float], bounds: list[float], look: Look) -> None:
+    """Faster plans and their bound do not lie on the axis, and each label is between the axes."""
+    figure = draw_sweep(GRAPH, curves(auto=overheads), bounds, look)
+    (axes,) = figure.axes
+    lowest = 100 * min(*overheads, *bounds)
+    assert axes.get_ylim()[0] < lowest if lowest < 0 else axes.get_ylim()[0] == 0
+    assert [] == overlaps(figure)
+    plot = axes.get_window_extent()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert plot.y0 <= box.y0 < box.y1 <= plot.y1, text.get_text()
+        assert plot.x0 <= box.x0 < box.x1 <= plot.x1, text.get_text()
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=NAMES)
 def test_labels_cover_nothing(look: Look) -> None:
     """Each curve has a label, in a crowd too, and none covers another, a curve or the edge."""
     shown = curves(

@@ -37,6 +37,9 @@ SERIES = (
 MARKERS, DASHES = ("o", "s", "^", "D", "v", "P"), ("-", "--", ":")
 """A marker goes with each colour; the dashes change where there are more curves than colours."""
 
+SAME = 1e-9
+"""Overheads that differ by at most this count as equal; the unit is the time of the unplanned step."""
+
 EVERY = "all"
 """Stands for all families of a graph in an ablation."""
 
@@ -125,7 +128,8 @@ def sweep_png(graph: Graph, curves: Curves, bounds: Sequence[float]) -> bytes:
 def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float], look: Look = WIDE) -> Figure:
     """Overhead against budget, as steps: the plan of a budget serves every larger one until a better plan.
 
-    The shaded region has no schedules: the bound of a budget holds for all smaller budgets too.
+    The shaded region has no schedules: the bound of a budget holds for all smaller budgets too. Methods with
+    the same curve share one line and one label. A curve that others cover entirely is wider, to be seen.
 
     Args:
         graph: the training step.
@@ -143,44 +147,51 @@ def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float], look: Look
         axes.set_ylabel("extra time (%)", color=colours.muted)
         stairs = {name: _stairs(points, size) for name, points in curves.items()}
         budgets = [point.budget_nbytes / size for point in next(iter(curves.values()))]
-        _set_limits(axes, budgets, [y for _, ys in stairs.values() for y in ys])
+        _set_limits(axes, budgets, [y for _, ys in stairs.values() for y in ys], bounds)
         labels = Labels(axes)
         _draw_bound(axes, labels, budgets, bounds, look)
-        drawn = [name for name, (x, _) in stairs.items() if x]
+        groups = [names for names in _same_curves(curves) if stairs[names[0]][0]]
         series = {name: SERIES[look.palette == DARK][i % len(MARKERS)] for i, name in enumerate(curves)}
-        for name in drawn:
+        for names, width in zip(groups, _widths(curves, groups), strict=True):
+            name = names[0]
             x, y = stairs[name]
             kind = list(curves).index(name)
             dash = DASHES[kind // len(MARKERS) % len(DASHES)]
-            axes.plot(x, y, lw=1.8, ls=dash, color=series[name], solid_joinstyle="miter")
-            marker = MARKERS[kind % len(MARKERS)]
+            axes.plot(x, y, lw=width, ls=dash, color=series[name], solid_joinstyle="miter")
+            marker, ms = MARKERS[kind % len(MARKERS)], 3.2 + width
             axes.plot(
-                x[::2], y[::2], ls="", color=series[name], marker=marker, ms=5, mec=colours.paper, mew=0.8
+                x[::2], y[::2], ls="", color=series[name], marker=marker, ms=ms, mec=colours.paper, mew=0.8
             )
             labels.avoid_stairs(x, y)
-        for name in drawn:
-            labels.put(name, series[name], _spots(*stairs[name]), weight="bold")
+        for names in groups:
+            label = " = ".join(names)
+            if len(label) > (30 if look.narrow else 80):
+                label = "\n= ".join(names)
+            labels.put(label, series[names[0]], _spots(*stairs[names[0]]), weight="bold")
     return figure
 
 
 def finding(graph: Graph, curves: Curves) -> tuple[str, str]:
-    """The headline of a sweep: what the best method gives, and how it compares with the others."""
+    """The headline of a sweep: what the best methods give, and in how many budgets no method is better."""
     count = len(next(iter(curves.values())))
     least = {name: _least(points, count) for name, points in curves.items()}
     best = [min(each[i] for each in least.values()) for i in range(count)]
     wins = {
-        name: sum(own <= lowest + 1e-9 < math.inf for own, lowest in zip(mine, best, strict=True))
+        name: [i for i in range(count) if mine[i] <= best[i] + SAME < math.inf]
         for name, mine in least.items()
     }
-    name = max(wins, key=lambda each: wins[each])
+    most = max(len(won) for won in wins.values())
+    winners = [name for name, won in wins.items() if len(won) == most]
     peak = noremat_peak_nbytes(graph)
-    points = [point for point in curves[name] if point.solution.overhead is not None]
+    points = _best_points([curves[name] for name in winners])
     about = "steps: a plan serves all larger budgets  ·  shaded: no schedule exists"
     if not points or not peak:
         return f"{graph.name}: no schedule was found in {count} budgets", about
     if len(curves) > 1:
-        where = f"all {count}" if wins[name] == count else f"{wins[name]} of {count}"
-        title = f"{graph.name}: {name} needs the least time in {where} budgets"
+        where = f"all {count}" if most == count else f"{most} of {count}"
+        need = "need" if all(wins[name] == wins[winners[0]] for name in winners) else "each need"
+        who = f"{', '.join(winners[:-1])} and {winners[-1]} {need}" if winners[1:] else f"{winners[0]} needs"
+        title = f"{graph.name}: {who} the least time in {where} budgets"
         return title, f"{_cheapest(points, peak)}  ·  {about}"
     return f"{graph.name}: {_cheapest(points, peak)}", about
 
@@ -195,6 +206,51 @@ def _cheapest(points: Sequence[BudgetPoint], peak: int) -> str:
         else f"{point.budget_nbytes / peak:.0%} costs {_signed(point.solution.overhead)}"
         for number, point in enumerate(shown)
     )
+
+
+def _best_points(curves: Iterable[Sequence[BudgetPoint]]) -> list[BudgetPoint]:
+    """Per budget the point with the least overhead, without the budgets that have no plan."""
+    best: dict[int, tuple[float, BudgetPoint]] = {}
+    for point in (point for points in curves for point in points):
+        overhead, budget = point.solution.overhead, point.budget_nbytes
+        if overhead is not None and (budget not in best or overhead < best[budget][0]):
+            best[budget] = overhead, point
+    return [best[budget][1] for budget in sorted(best)]
+
+
+def _same_curves(curves: Curves) -> list[list[str]]:
+    """The methods in groups, in order of the first of each; the curves of a group are drawn the same."""
+    count = len(next(iter(curves.values())))
+    found: list[tuple[list[float], list[str]]] = []
+    for name, points in curves.items():
+        mine = _least(points, count)
+        group = next((names for least, names in found if all(map(_same, least, mine))), None)
+        if group is None:
+            found.append((mine, [name]))
+        else:
+            group.append(name)
+    return [names for _, names in found]
+
+
+def _widths(curves: Curves, groups: Sequence[Sequence[str]]) -> list[float]:
+    """Widths of the lines, in points: a line that later ones cover entirely is wider than all of these."""
+    count = len(next(iter(curves.values())))
+    least = [_least(curves[names[0]], count) for names in groups]
+    widths, hidden = [], 0
+    for i in reversed(range(len(groups))):
+        later = least[i + 1 :]
+        covered = all(
+            mine == math.inf or any(_same(mine, other[j]) for other in later)
+            for j, mine in enumerate(least[i])
+        )
+        hidden += covered
+        widths.append(1.8 + 2.4 * hidden * covered)
+    return widths[::-1]
+
+
+def _same(one: float, other: float) -> bool:
+    """Whether two overheads are drawn as one."""
+    return one == other or abs(one - other) <= SAME
 
 
 def _least(points: Sequence[BudgetPoint], count: int) -> list[float]:
@@ -215,11 +271,15 @@ def _stairs(points: Sequence[BudgetPoint], size: int) -> tuple[list[float], list
     return x, [y for _, y in plans for _ in range(2)]
 
 
-def _set_limits(axes: Axes, budgets: Sequence[float], overheads: Sequence[float]) -> None:
+def _set_limits(
+    axes: Axes, budgets: Sequence[float], overheads: Sequence[float], bounds: Sequence[float]
+) -> None:
+    """All budgets, curves and bounds are in view; what is below zero does not lie on the axis."""
     wide = budgets[-1] - budgets[0] or budgets[-1] or 1.0
     axes.set_xlim(budgets[0] - 0.04 * wide, budgets[-1] + 0.02 * wide)
-    low, high = min([0.0, *overheads]), max([*overheads, 1e-2])
-    axes.set_ylim(low, high + 0.12 * (high - low))
+    low, high = min([0.0, *overheads, *(100 * bound for bound in bounds)]), max([*overheads, 0.1])
+    margin = 0.12 * (high - low)
+    axes.set_ylim(low - margin if low < 0 else low, high + margin)
 
 
 def _draw_bound(
@@ -234,7 +294,10 @@ def _draw_bound(
     axes.fill_between(x, y, bottom, color=look.palette.unplanned, alpha=0.25, lw=0)
     axes.plot(x, y, color=look.palette.muted, lw=1.0, ls=(0, (4, 3)))
     labels.avoid_stairs(x, y)
-    spots = [Spot(end, level, (-5, -5), "right", "top") for end, level in zip(budgets, levels, strict=True)]
+    ends = list(zip(budgets, levels, strict=True))
+    spots = [Spot(end, level, (-5, -5), "right", "top") for end, level in ends]
+    # Where the bound lies on the axis, only the place above is inside the plot.
+    spots += [Spot(end, level, (-5, 5), "right", "bottom") for end, level in ends]
     labels.put("lower bound", look.palette.muted, spots)
 
 
@@ -248,6 +311,7 @@ def _spots(x: Sequence[float], y: Sequence[float]) -> list[Spot]:
     for begin, end, level in zip(x[::2], x[1::2], y[::2], strict=True):
         for up in range(20, 200, 14):
             found += [Spot((begin + end) / 2, level, (right, up), leader=True) for right in (0, 25)]
+            found.append(Spot(end, level, (0, up), "right", leader=True))  # for several names
     return found
 
 
