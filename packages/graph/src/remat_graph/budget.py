@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import index
 from typing import SupportsIndex
 
@@ -127,6 +129,14 @@ def gradient_nbytes(graph: Graph) -> int:
 def noremat_peak_nbytes(graph: Graph) -> int:
     """Predicted peak bytes of the unplanned step: every op once in trace order, each value freed early."""
     return simulate(graph, Schedule.unplanned(graph)).peak_nbytes
+
+
+def in_one_word(words: Sequence[str]) -> str:
+    """The first amount that a command line has in two words, such as ``40 %``, as one; empty if none."""
+    for number, unit in pairwise(words):
+        if (unit == "%" or unit.lower() in _SCALES) and number[-1:].isdigit() and _AMOUNT.fullmatch(number):
+            return f"{number}{unit}"
+    return ""
 
 
 def _split(amount: object) -> tuple[float | int, str, str]:
