@@ -86,6 +86,14 @@ WITHOUT_TORCH = [
     (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is not valid JSON at line 2"),
     ([*PLAN[:3], "40"], 'it would be 40 B; did you mean "40%" or "40GiB"?'),
     ([*PLAN[:3], "lots"], '"auto" for what the device has left'),
+    (
+        [*PLAN[:3], "2GiB", "--device-memory", "1GiB"],
+        "budget 2GiB exceeds the memory of the given device, which has 1.00 GiB: give less",
+    ),
+    (
+        ["plan", "torch.nn.Linear", "--input", "4", "--budget", "auto", "--platform", "v100"],
+        "the memory of the device of --platform is unknown; add --device-memory, for example 16GiB",
+    ),
     ([*PLAN, "--device-memory", "80"], 'did you mean "80GiB"?'),
     ([*PLAN, "--device-memory", "50%"], "a percentage is not a number of bytes; give"),
     ([*PLAN, "--platform", "h1000"], "choose one of a100-spec"),
@@ -171,6 +179,10 @@ WITH_TORCH = [
     (["plan", "wrong.py:text", "--budget", "50%"], "sample: is of type str; expected a tensor"),
     (["plan", "wrong.py:number", "--budget", "50%"], "model: is of type int; expected an nn.Module"),
     (["plan", "wrong.py:make", "--budget", "900TiB"], 'give less, or a percentage such as "40%"'),
+    (
+        [*PLAN, "--device-memory", "50B"],
+        "exceeds the memory of the given device, which has 50 B: give a smaller",
+    ),
     (["plan", "torch.nn.Linier", "--input", "4", "--budget", "50%"], "it has Linear: did you mean that?"),
 ]
 
