@@ -256,4 +256,4 @@ def test_what_needs_no_torch_imports_none() -> None:
     words = [words for words, _ in WITHOUT_TORCH]
     done = subprocess.run([sys.executable, "-c", code, repr(words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "remat 0." in done.stdout
+    assert "remat-facade 0." in done.stdout

@@ -41,7 +41,7 @@ _COMPLETION = "_REMAT_COMPLETE"  # a shell that completes a line sets this varia
 @app.callback()
 def remat(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the version.")
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the versions.")
     ] = False,
 ) -> None:
     """Train any PyTorch model inside a memory budget given in bytes."""
