@@ -38,11 +38,11 @@ def check(
 
     from remat_facade.cli.checks import check_budget, check_method
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.results import plan_facts
     from remat_facade.cli.target import Target
     from remat_facade.planning.method import choose_method
     from remat_graph import load_plan
     from remat_graph.serialization.pipes import is_pipe
+    from remat_solvers.facts import plan_facts
 
     check_budget(budget)
     method = choose_method(

@@ -2,15 +2,13 @@
 
 import attrs
 
-from remat_facade.entrypoints.model_budget import check_model_budget, meant_by
+from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.errors import BudgetAboveDevice, NothingLeft
 from remat_facade.planning.method import Method
 from remat_facade.planning.state_rules import rule_of
-from remat_graph import BadBudget, Budget, Graph, format_nbytes, noremat_peak_nbytes, parse_nbytes
+from remat_graph import BadBudget, Budget, format_nbytes, parse_nbytes
+from remat_graph.budget import meant_by
 from remat_solvers import get_solver
-
-FAR = 1000
-"""A budget without a unit is a mistake if the unplanned step needs this many times as much."""
 
 
 def check_budget(budget: str) -> None:
@@ -24,17 +22,6 @@ def check_budget(budget: str) -> None:
         check_model_budget(budget)
     except BadBudget as error:
         raise attrs.evolve(error, auto=False) from None
-
-
-def check_graph_budget(budget: str, graph: Graph) -> None:
-    """Check that a budget in bytes is meant in bytes: a graph in a test may be as small.
-
-    Raises:
-        BadBudget: it is a small number without a unit, and the graph needs far more.
-    """
-    nbytes = Budget.parse(budget).nbytes
-    if nbytes is not None and noremat_peak_nbytes(graph) > FAR * nbytes:
-        check_budget(budget)
 
 
 def size_of(text: str) -> int:
