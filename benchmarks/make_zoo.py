@@ -21,11 +21,11 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from remat_executor import estimated_graph
-from remat_facade.cli.output import plain
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.shipped_plans import MANIFEST, SHIPPED, ShippedPlan, shipped_plans
 from remat_graph import Graph, get_platform, save_plan, structure
+from remat_solvers.facts import plain
 from tests.helpers.models import import_torchvision, import_transformers
 
 BUDGETS = ("60%", "40%")

@@ -1,9 +1,12 @@
 """The command: help, configs, the list of solvers, usage errors."""
 
 import json
+import os
+import platform
 import subprocess
 import sys
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +85,15 @@ def test_a_wrong_word_is_one_line(words: list[str], said: str, capsys: pytest.Ca
     assert said in err
 
 
-def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The name and the version of the package."""
+def test_the_versions_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every package, torch and Python, as a report of an error needs them."""
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"remat {__version__}\n"
+    shown = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    packages = ["remat-facade", "remat-executor", "remat-offload", "remat-solvers", "remat-graph", "torch"]
+    assert [*packages, "Python"] == list(shown)
+    assert shown["remat-facade"] == __version__
+    assert shown["torch"] == version("torch")
+    assert shown["Python"] == platform.python_version()
 
 
 def test_a_shell_completes_commands(
@@ -99,6 +107,36 @@ def test_a_shell_completes_commands(
         main([])
     assert ended.value.code == 0
     assert set(capsys.readouterr().out.split()) == {"sweep", "solve", "show", "solvers"}
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("plan --platform h1", {"h100", "h100-spec"}),
+        ("solve --solver min", {"mincut"}),
+        ("sweep --solvers mincut,rot", {"mincut,rotor"}),
+        ("max-batch --solvers mincut,min", set()),
+        ("zoo gpt2-a100-4", {"gpt2-a100-40"}),
+    ],
+)
+def test_a_shell_completes_values(line: str, completed: set[str]) -> None:
+    """Without torch, whose import takes seconds."""
+    code = (
+        "import sys; from remat_facade.cli.app import main\n"
+        "try: main([])\n"
+        "finally: assert 'torch' not in sys.modules\n"
+    )
+    words = ["remat", *line.split()]
+    given = {
+        "_REMAT_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": f"{len(words) - 1}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | given
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert completed == set(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Commands on models: by a factory or by their name, measured here or estimated for a platform."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,22 @@ def test_what_does_not_fit_the_device_is_exit_code_1(capsys: pytest.CaptureFixtu
         assert main([*words, "--budget", "auto", "--device-memory", memory]) == 1
         err = capsys.readouterr().err
         assert "remat: training does not fit: budget " in err
+
+
+def test_what_does_not_fit_names_a_device_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Training fits the least memory that the error names, and not 16 KiB less."""
+    words = ["plan", "named.on_meta", "--input", "3x64x64", "--batch", "64", "--platform", "h100-spec"]
+    words += ["--budget", "auto", "--no-zoo", "--device-memory"]
+    assert main([*words, "1MiB"]) == 1
+    err = capsys.readouterr().err
+    assert "raise the budget" not in err
+    least = re.search(r"give --device-memory (\d+)KiB or more, or use a smaller batch", err)
+    assert least
+    assert main([*words, f"{least[1]}KiB"]) == 0
+    assert main([*words, f"{int(least[1]) - 16}KiB"]) == 1
+    capsys.readouterr()
+    assert main([*words, "2KiB"]) == 1
+    assert "raise --device-memory, or name an --optimizer with smaller states" in capsys.readouterr().err
 
 
 def test_methods_against_each_other_on_a_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,10 +86,23 @@ WITHOUT_TORCH = [
     (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is not valid JSON at line 2"),
     ([*PLAN[:3], "40"], 'it would be 40 B; did you mean "40%" or "40GiB"?'),
     ([*PLAN[:3], "lots"], '"auto" for what the device has left'),
+    (
+        [*PLAN[:3], "2GiB", "--device-memory", "1GiB"],
+        "budget 2GiB exceeds the memory of the given device, which has 1.00 GiB: give less",
+    ),
+    (
+        ["plan", "torch.nn.Linear", "--input", "4", "--budget", "auto", "--platform", "v100"],
+        "the memory of the device of --platform is unknown; add --device-memory, for example 16GiB",
+    ),
     ([*PLAN, "--device-memory", "80"], 'did you mean "80GiB"?'),
     ([*PLAN, "--device-memory", "50%"], "a percentage is not a number of bytes; give"),
     ([*PLAN, "--platform", "h1000"], "choose one of a100-spec"),
     ([*PLAN, "--platform", "nowhere.json"], "nowhere.json: no such file"),
+    ([*PLAN, "--platform", "H100"], "no cost platform 'H100' (did you mean h100?)"),
+    ([*PLAN, "--platform", "h1000"], "; -spec may be left out"),
+    ([*PLAN[:3], "40", "%"], "(%): write 40% without a space"),
+    ([*PLAN, "--device-memory", "16", "GiB"], "write 16GiB without a space"),
+    (["solve", UNET, "--budget", "40%", "more"], "(more); see `remat solve --help`"),
     ([*PLAN, "--optimizer", "adamm"], "name one of adafactor"),
     ([*PLAN, "--solver", "nobody"], "unknown solver 'nobody'"),
     ([*PLAN, "--ways", "all"], "'all' is not one of 'exact', 'rounding', 'none'"),
@@ -105,9 +118,20 @@ WITHOUT_TORCH = [
     (["plan", "nowhere.py:make", "--budget", "50%"], "no such file nowhere.py: check the path"),
     (["plan", "no_such_package:make", "--budget", "50%"], "install it, or check the name"),
     (["plan", "no_such_package.net", "--input", "3x8x8", "--budget", "50%"], "install it, or check the name"),
+    (["plan", "wrong.py", "--input", "4", "--budget", "50%"], "expected wrong.py:NAME"),
+    (["plan", "../t/wrong.Net", "--input", "4", "--budget", "50%"], "expected ../t/wrong.py:Net"),
+    (["plan", "../t/wrong", "--input", "4", "--budget", "50%"], "expected ../t/wrong.py:NAME"),
+    (["plan", "t/wrong:make", "--budget", "50%"], "expected t/wrong.py:make"),
+    (["plan", ".wrong.Net", "--input", "4", "--budget", "50%"], "expected MODULE:FACTORY"),
+    (["plan", UNET, "--budget", "50%"], "is the name of a saved graph or plan; expected a model"),
+    (["plan", UNET, "--input", "4", "--budget", "50%"], "is the name of a saved graph or plan"),
+    (["plan", "torch.Linear", "--input", "4", "--budget", "50%"], "did you mean torch.nn.Linear?"),
+    (["sweep", UNET, "--input", "3"], "--input is for a model: give MODULE:FACTORY, or leave it out"),
     (["check", "wrong.py:make", "--budget", "auto"], "is neither a size nor a percentage"),
     (["check", "wrong.py:make", "--budget", "60"], 'did you mean "60%" or "60GiB"?'),
     (["check", "wrong.py:make", "--steps", "0"], "--steps"),
+    (["check", "wrong.py:make", "--plan", UNET], "is not a plan file"),
+    (["check", "wrong.py:make", "--plan", "nowhere.json"], "nowhere.json: no such file"),
     (["check", "nowhere.py:make"], "no such file nowhere.py"),
     (["max-batch", "wrong.py:needs"], "give either --budget, the bytes of a step, or --device-memory"),
     (["max-batch", "wrong.py:needs", "--budget", "1GiB", "--device-memory", "1GiB"], "give either --budget"),
@@ -155,6 +179,10 @@ WITH_TORCH = [
     (["plan", "wrong.py:text", "--budget", "50%"], "sample: is of type str; expected a tensor"),
     (["plan", "wrong.py:number", "--budget", "50%"], "model: is of type int; expected an nn.Module"),
     (["plan", "wrong.py:make", "--budget", "900TiB"], 'give less, or a percentage such as "40%"'),
+    (
+        [*PLAN, "--device-memory", "50B"],
+        "exceeds the memory of the given device, which has 50 B: give a smaller",
+    ),
     (["plan", "torch.nn.Linier", "--input", "4", "--budget", "50%"], "it has Linear: did you mean that?"),
 ]
 
@@ -228,4 +256,4 @@ def test_what_needs_no_torch_imports_none() -> None:
     words = [words for words, _ in WITHOUT_TORCH]
     done = subprocess.run([sys.executable, "-c", code, repr(words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "remat 0." in done.stdout
+    assert "remat-facade 0." in done.stdout

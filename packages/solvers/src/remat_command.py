@@ -6,9 +6,11 @@ is installed, those of the facade, which are more. This module is alone, since h
 """
 
 import os
+import platform
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, entry_points, version
 
 GROUP = "remat.command"
 FACADE, SOLVERS = "facade", "solvers"
@@ -44,6 +46,17 @@ def printable(text: str, encoding: str) -> str:
         letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
     )
     return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def versions(*distributions: str) -> str:
+    """The versions of distributions and of Python, a line each; nothing is imported."""
+    found = dict.fromkeys(distributions, "(not installed)")
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return "\n".join(
+        f"{name} {number}" for name, number in [*found.items(), ("Python", platform.python_version())]
+    )
 
 
 def give_up_output() -> None:

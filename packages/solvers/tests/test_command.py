@@ -1,5 +1,6 @@
 """`remat` with remat-solvers alone plans saved graphs, and reports each mistake in one line."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import remat_command
@@ -66,6 +68,36 @@ def test_the_smallest_budget_has_a_plan(folder: Path, capsys: pytest.CaptureFixt
     assert "too small" in complaint(capsys, "solve", "graph.json", "--budget", str(floor_nbytes - 1))
 
 
+def test_a_budget_without_a_unit_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the graph needs far more, and before a search."""
+    graph = attrs.evolve(
+        GRAPH, values=tuple(attrs.evolve(value, nbytes=value.nbytes * 2**20) for value in GRAPH.values)
+    )
+    save_graph(graph, Path("large.json"))
+    said = complaint(capsys, "solve", "large.json", "--budget", "40")
+    assert 'it would be 40 B; did you mean "40%" or "40GiB"?' in said
+
+
+def test_a_result_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """With ``--json`` it is all that is on stdout, with the names that the command of the facade has."""
+    words = ["solve", "graph.json", "--budget", "100%", "--solver", "noremat", "--out", "plan.json", "--json"]
+    assert remat_command.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["wrote"] == ["plan.json"]
+    assert found["plan"]["peak_nbytes"] == load_plan("plan.json").peak_nbytes
+    assert remat_command.main(["min-budget", "graph.json", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["graph_name"] == GRAPH.name
+    assert found["floor_nbytes"] <= found["nbytes"]
+
+
+def test_the_versions_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of this package, the one that it needs, and Python."""
+    assert remat_command.main(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["remat-solvers", "remat-graph", "Python"] == [line.split()[0] for line in lines]
+
+
 def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """By name, with what it does."""
     assert remat_command.main(["solvers"]) == 0
@@ -81,6 +113,11 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["solve", "graph.json"], "--budget"),
         (["solve", "graph.json", "--budget", "lots"], "is neither a size nor a percentage"),
         (["solve", "graph.json", "--budget", "60%", "--solver", "gredy"], "did you mean 'greedy'"),
+        (
+            ["solve", "graph.json", "--budget", "40", "%"],
+            ": %: write 40% without a space; see `remat solve --help`",
+        ),
+        (["min-budget", "graph.json", "more"], "unrecognized arguments: more; see `remat min-budget --help`"),
         (["solve", "missing.json", "--budget", "60%"], "missing.json"),
         (
             ["solve", "graph.json", "--budget", "60%", "--time-limit", "nan"],

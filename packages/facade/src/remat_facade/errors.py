@@ -75,14 +75,18 @@ class BudgetAboveDevice(RematError):
     Attributes:
         budget: as the user wrote it.
         device: the device and its memory size.
+        nbytes: the bytes of a budget that is a percentage, if they are known.
     """
 
     budget: str
     device: str
+    nbytes: int | None = None
 
     def __str__(self) -> str:
-        memory = f"budget {self.budget} exceeds the memory of {self.device}"
-        return f'{memory}: give less, or a percentage such as "40%"'
+        share = self.budget.rstrip().endswith("%")
+        advice = "a smaller percentage" if share else 'less, or a percentage such as "40%"'
+        comes = f", which is {format_nbytes(self.nbytes)}," if share and self.nbytes is not None else ""
+        return f"budget {self.budget}{comes} exceeds the memory of {self.device}: give {advice}"
 
 
 class NothingLeft(ProblemError):

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import index
 from typing import SupportsIndex
 
@@ -11,10 +13,16 @@ from remat_graph.errors import BadBudget, shown
 from remat_graph.ir import Graph
 from remat_graph.schedule import Schedule
 from remat_graph.simulator.simulate import simulate
-from remat_graph.units import BINARY, DECIMAL
+from remat_graph.units import BINARY, DECIMAL, format_nbytes
 
 BudgetLike = SupportsIndex | float | str
 """A budget as users give it: bytes, or text such as ``"2GiB"``, ``"800MB"`` or ``"40%"``."""
+
+LEAST_BARE_NBYTES = 1024
+"""The smallest budget that may be text without a unit."""
+
+FAR = 1000
+"""A budget without a unit is a mistake if the unplanned step of a graph needs this many times as much."""
 
 _SCALES: dict[str, int] = {
     unit.lower(): base**power
@@ -127,6 +135,54 @@ def gradient_nbytes(graph: Graph) -> int:
 def noremat_peak_nbytes(graph: Graph) -> int:
     """Predicted peak bytes of the unplanned step: every op once in trace order, each value freed early."""
     return simulate(graph, Schedule.unplanned(graph)).peak_nbytes
+
+
+def check_unit(budget: BudgetLike) -> None:
+    """Check that a small budget, if it is text, names its unit.
+
+    Raises:
+        BadBudget: the budget is invalid, or text below 1024 bytes without a unit.
+    """
+    parsed = Budget.parse(budget)
+    meant = meant_by(budget)
+    if meant:
+        problem = f"has no unit, so it would be {format_nbytes(parsed.nbytes or 0)}"
+        raise BadBudget(budget=parsed.text, problem=problem, meant=meant)
+
+
+def check_unit_for(budget: BudgetLike, graph: Graph) -> None:
+    """Check that a budget in bytes is meant in bytes: a graph in a test may be as small.
+
+    Raises:
+        BadBudget: it is a small number without a unit, and the graph needs far more.
+    """
+    nbytes = Budget.parse(budget).nbytes
+    if nbytes is not None and noremat_peak_nbytes(graph) > FAR * nbytes:
+        check_unit(budget)
+
+
+def meant_by(size: BudgetLike, *, share: bool = True) -> str:
+    """What a valid budget below 1024 bytes without a unit may mean; empty for any other budget.
+
+    Args:
+        size: the budget.
+        share: whether it may be a percentage.
+    """
+    if not isinstance(size, str) or re.search(r"[a-z%]\s*$", size, re.IGNORECASE):
+        return ""
+    if (Budget.parse(size).nbytes or 0) >= LEAST_BARE_NBYTES:
+        return ""
+    number = size.strip().removeprefix("+")
+    percent = [f'"{number}%"'] if share else []
+    return " or ".join([*percent, f'"{number}GiB"'])
+
+
+def in_one_word(words: Sequence[str]) -> str:
+    """The first amount that a command line has in two words, such as ``40 %``, as one; empty if none."""
+    for number, unit in pairwise(words):
+        if (unit == "%" or unit.lower() in _SCALES) and number[-1:].isdigit() and _AMOUNT.fullmatch(number):
+            return f"{number}{unit}"
+    return ""
 
 
 def _split(amount: object) -> tuple[float | int, str, str]:

@@ -225,13 +225,22 @@ class UnknownFamily(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class UnknownPlatform(RematError):
-    """No platform has the name; `known` are the registered ones."""
+    """No platform has the name.
+
+    Attributes:
+        name: as the user wrote it.
+        known: the registered platforms.
+        ending: of the names that may be given without it, such as ``-spec``; empty if none may.
+    """
 
     name: str
     known: tuple[str, ...]
+    ending: str = ""
 
     def __str__(self) -> str:
         known = ", ".join(self.known) or "(none installed)"
-        close = difflib.get_close_matches(shown(self.name).strip("'"), self.known, n=1)
+        short = [each.removesuffix(self.ending) for each in self.known if self.ending]
+        close = difflib.get_close_matches(shown(self.name).strip("'").lower(), [*short, *self.known], n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        return f"no cost platform {shown(self.name)}{hint}: choose one of {known}"
+        also = f"; {self.ending} may be left out" if short else ""
+        return f"no cost platform {shown(self.name)}{hint}: choose one of {known}{also}"

@@ -1,15 +1,18 @@
 """What the script `remat` does where remat-facade is not installed: plan saved graphs, without torch."""
 
+import json
 import sys
 import warnings
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from remat_command import INTERRUPTED, UNREAD, USER_ERROR, give_up_output, printable
+import attrs
+
+from remat_command import INTERRUPTED, UNREAD, USER_ERROR, give_up_output, printable, versions
 from remat_graph import (
     Budget,
     Plan,
@@ -20,16 +23,18 @@ from remat_graph import (
     resolve_budget,
     save_plan,
 )
+from remat_graph.budget import check_unit_for, in_one_word
 from remat_graph.errors import cut
 from remat_graph.serialization.outputs import check_paths, save_to
+from remat_solvers.facts import plain, plan_facts
 from remat_solvers.protocol import Deadline
 from remat_solvers.registry import about_solver, get_solver, solver_names
 from remat_solvers.running.stopping import INTERRUPTED as CUT_SHORT
 from remat_solvers.running.stopping import default_limit_s, stopped_by_interrupts
 from remat_solvers.solve import solve
 
-Output = tuple[str, str]
-"""What a command prints; and one line if Ctrl-C ended its search, else nothing."""
+Output = tuple[str, Mapping[str, Any], str]
+"""What a command prints, the same for ``--json``, and one line if Ctrl-C ended its search, else nothing."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -63,10 +68,16 @@ def _run(words: list[str]) -> int:
 def _ended(words: list[str]) -> int:
     """Run the command; return the exit code."""
     try:
-        options = _parser().parse_args(words)
+        options, more = _parser().parse_known_args(words)
+        if more:
+            amount = in_one_word(words)
+            advice = f": write {amount} without a space" if amount else ""
+            _Parser(prog=f"remat {options.verb}").error(f"unrecognized arguments: {' '.join(more)}{advice}")
     except SystemExit as ended:  # it has printed help or one line
         return ended.code if isinstance(ended.code, int) else USER_ERROR
-    text, interrupted = options.run(options)
+    text, facts, interrupted = options.run(options)
+    if options.json:
+        text = json.dumps(plain(facts), allow_nan=False)
     sys.stdout.write(printable(text, sys.stdout.encoding) + "\n")
     if interrupted:
         _complain(f"interrupted: {interrupted}")
@@ -85,9 +96,16 @@ class _Parser(ArgumentParser):
 def _parser() -> ArgumentParser:
     parser = _Parser(
         prog="remat",
+        formatter_class=RawDescriptionHelpFormatter,  # it keeps the lines of the versions
         description="Plan saved graphs inside a memory budget. Commands for models: pip install remat-facade",
     )
-    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=versions("remat-solvers", "remat-graph"),
+        help="show the versions",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     plan = verbs.add_parser("solve", help="plan a saved graph")
     smallest = verbs.add_parser("min-budget", help="find the smallest budget of a saved graph")
     for verb in (plan, smallest):
@@ -98,12 +116,13 @@ def _parser() -> ArgumentParser:
             type=_seconds,
             help="stop then, with the best result so far",
         )
+        verb.add_argument("--json", action="store_true", help="print one JSON object")
     plan.add_argument("--budget", required=True, help='bytes, "2GiB", "800MB", or a share such as "40%%"')
     plan.add_argument("--solver", default="auto", help="the method; `remat solvers` lists all")
     plan.add_argument("--plan-out", "--out", metavar="FILE", type=Path, help="write the plan to this file")
     plan.set_defaults(run=_solve)
     smallest.set_defaults(run=_min_budget)
-    verbs.add_parser("solvers", help="list the solvers").set_defaults(run=_solvers)
+    verbs.add_parser("solvers", help="list the solvers").set_defaults(run=_solvers, json=False)
     return parser
 
 
@@ -123,6 +142,7 @@ def _solve(options: Namespace) -> Output:
     Budget.parse(options.budget)
     check_paths({"--plan-out": options.plan_out}, {"GRAPH.json": options.graph})
     graph = load_graph(options.graph)
+    check_unit_for(options.budget, graph)
     budget_nbytes = resolve_budget(options.budget, graph)
     if budget_nbytes < noremat_peak_nbytes(graph):
         from remat_solvers.switching import compile_first
@@ -143,9 +163,12 @@ def _solve(options: Namespace) -> Output:
         deadline_hit=deadline.hit,
     )
     lines = [plan.summary()]
+    facts: dict[str, Any] = {"plan": plan_facts(plan)}
     if options.plan_out is not None:
-        lines.append(f"wrote {save_to(options.plan_out, partial(save_plan, plan))}")
-    return "\n".join(lines), "a faster plan may exist" if deadline.stopped else ""
+        written = save_to(options.plan_out, partial(save_plan, plan))
+        facts["wrote"] = [written]
+        lines.append(f"wrote {written}")
+    return "\n".join(lines), facts, "a faster plan may exist" if deadline.stopped else ""
 
 
 def _min_budget(options: Namespace) -> Output:
@@ -165,14 +188,18 @@ def _min_budget(options: Namespace) -> Output:
         found.floor_reason,
         *(["time was up before smaller budgets were tried"] if found.cut_short else []),
     ]
-    return "\n".join(lines), "a smaller budget may work too" if deadline.stopped else ""
+    figures = {
+        name: value for name, value in attrs.asdict(found, recurse=False).items() if name != "schedule"
+    }
+    facts = {"graph_name": graph.name, **figures}
+    return "\n".join(lines), facts, "a smaller budget may work too" if deadline.stopped else ""
 
 
 def _solvers(_: Namespace) -> Output:
     """Every solver and what it does."""
     names = solver_names()
     width = max(map(len, names), default=0)
-    return "\n".join(f"{name:{width}}  {about_solver(name)}" for name in names), ""
+    return "\n".join(f"{name:{width}}  {about_solver(name)}" for name in names), {}, ""
 
 
 def _complain(line: str) -> None:

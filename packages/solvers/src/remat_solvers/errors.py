@@ -73,6 +73,7 @@ class InfeasibleBudget(RematError):
         smallest_nbytes: the smallest budget for which a schedule was found.
         smallest_percent: the same as a budget such as "74%", if it is known.
         cut_short: whether a time limit ended that search, so that a smaller budget may work too.
+        advice: what to do; empty to say that the budget must be raised.
         floor_nbytes: no schedule exists below this.
         floor_op: name of the op that binds there.
         floor_place: the same for people: what the op calls, in which layer.
@@ -87,11 +88,14 @@ class InfeasibleBudget(RematError):
     floor_op_nbytes: int
     cut_short: bool = False
     smallest_percent: int | None = None
+    advice: str = ""
 
     def __str__(self) -> str:
         proven = self.budget_nbytes < self.floor_nbytes
-        hint = "raise the budget or use a smaller batch"
-        if self.budget_nbytes < 1024 <= self.smallest_nbytes:  # gigabytes or percents were meant
+        hint = self.advice or "raise the budget or use a smaller batch"
+        if (
+            not self.advice and self.budget_nbytes < 1024 <= self.smallest_nbytes
+        ):  # gigabytes or percents were meant
             hint = f'a number is bytes: "{self.budget_nbytes}GiB" is a size, "{self.budget_nbytes}%" a share'
         if self.cut_short:
             hint = f"time was up before smaller budgets were tried: raise the time limit, {hint}"

@@ -41,7 +41,7 @@ _COMPLETION = "_REMAT_COMPLETE"  # a shell that completes a line sets this varia
 @app.callback()
 def remat(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the version.")
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the versions.")
     ] = False,
 ) -> None:
     """Train any PyTorch model inside a memory budget given in bytes."""
@@ -85,7 +85,7 @@ def _run(words: list[str]) -> int:
         return INTERRUPTED
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "remat"
-        problem = error.format_message().replace("Value error, ", "").rstrip(".?")
+        problem = error.format_message().replace("Value error, ", "").rstrip(".?") + _advice(error, words)
         complain(f"{problem}; see `{command} --help`")
         return USER_ERROR
     except SystemExit as ended:  # raised by the model or a function that it calls
@@ -104,6 +104,16 @@ def _run(words: list[str]) -> int:
             raise
         return code
     return code if isinstance(code, int) else 0
+
+
+def _advice(error: Any, words: list[str]) -> str:
+    """What to do about a word too many, if that is the unit of a number before it."""
+    if "unexpected extra argument" not in error.format_message():
+        return ""
+    from remat_graph.budget import in_one_word
+
+    amount = in_one_word(words)
+    return f": write {amount} without a space" if amount else ""
 
 
 def _reported(error: Exception) -> int | None:

@@ -38,15 +38,19 @@ def check(
 
     from remat_facade.cli.checks import check_budget, check_method
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.results import plan_facts
     from remat_facade.cli.target import Target
     from remat_facade.planning.method import choose_method
+    from remat_graph import load_plan
+    from remat_graph.serialization.pipes import is_pipe
+    from remat_solvers.facts import plan_facts
 
     check_budget(budget)
     method = choose_method(
         "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
     )
     check_method(method)
+    if plan is not None and not is_pipe(plan):  # a pipe can be read once
+        load_plan(plan)
     named = Target.parse(target, input, batch)
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:

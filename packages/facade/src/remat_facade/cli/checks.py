@@ -2,14 +2,13 @@
 
 import attrs
 
-from remat_facade.entrypoints.model_budget import check_model_budget, meant_by
+from remat_facade.entrypoints.model_budget import check_model_budget
+from remat_facade.errors import BudgetAboveDevice, NothingLeft
 from remat_facade.planning.method import Method
 from remat_facade.planning.state_rules import rule_of
-from remat_graph import BadBudget, Budget, Graph, noremat_peak_nbytes, parse_nbytes
+from remat_graph import BadBudget, Budget, format_nbytes, parse_nbytes
+from remat_graph.budget import meant_by
 from remat_solvers import get_solver
-
-FAR = 1000
-"""A budget without a unit is a mistake if the unplanned step needs this many times as much."""
 
 
 def check_budget(budget: str) -> None:
@@ -25,17 +24,6 @@ def check_budget(budget: str) -> None:
         raise attrs.evolve(error, auto=False) from None
 
 
-def check_graph_budget(budget: str, graph: Graph) -> None:
-    """Check that a budget in bytes is meant in bytes: a graph in a test may be as small.
-
-    Raises:
-        BadBudget: it is a small number without a unit, and the graph needs far more.
-    """
-    nbytes = Budget.parse(budget).nbytes
-    if nbytes is not None and noremat_peak_nbytes(graph) > FAR * nbytes:
-        check_budget(budget)
-
-
 def size_of(text: str) -> int:
     """The bytes of a size of a device or a budget in bytes.
 
@@ -49,6 +37,35 @@ def size_of(text: str) -> int:
     if meant:
         raise BadBudget(budget=repr(text), problem=f"is {nbytes} bytes", meant=meant, share=False)
     return nbytes
+
+
+def check_device(budget: str, device_nbytes: int | None, *, estimated: bool) -> None:
+    """Check the budget of a model against the memory of the device.
+
+    Args:
+        budget: as the user wrote it.
+        device_nbytes: the memory of the device, if it is given.
+        estimated: whether the model is built without values, for a device that is not here.
+
+    Raises:
+        NothingLeft: the budget is ``"auto"``, and the memory is neither given nor that of this device.
+        BudgetAboveDevice: the budget exceeds the memory that is given.
+    """
+    if budget == "auto":
+        if estimated and device_nbytes is None:
+            problem = "the memory of the device of --platform is unknown"
+            raise NothingLeft(problem=problem, advice="add --device-memory, for example 16GiB")
+        return
+    nbytes = Budget.parse(budget).nbytes
+    if nbytes is not None and device_nbytes is not None and nbytes > device_nbytes:
+        has = f"the given device, which has {format_nbytes(device_nbytes)}"
+        raise BudgetAboveDevice(budget=budget, device=has)
+
+
+def size_for(nbytes: int) -> str:
+    """A size of at least n bytes, as an option takes it: whole KiB, or MiB where that is nearly the same."""
+    unit, scale = ("KiB", 2**10) if nbytes < 100 * 2**20 else ("MiB", 2**20)
+    return f"{-(-nbytes // scale)}{unit}"
 
 
 def check_method(method: Method, optimizer: str = "adamw") -> None:

@@ -30,14 +30,16 @@ def doctor(
     """Explain what binds memory and where planning time goes."""
     import attrs
 
-    from remat_facade.cli.checks import check_budget, check_graph_budget, check_method
+    from remat_facade.cli.checks import check_budget, check_method
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.results import plan_facts, table_facts
+    from remat_facade.cli.results import table_facts
     from remat_facade.cli.saved_or_model import SavedOrModel, is_saved
     from remat_facade.planning.method import choose_method
     from remat_facade.report.doctor import Stopwatch, diagnose
     from remat_facade.report.doctor_page import advice, doctor_tables
     from remat_graph import Budget
+    from remat_graph.budget import check_unit_for
+    from remat_solvers.facts import plan_facts
 
     Budget.parse(budget)
     if not is_saved(target, input):
@@ -52,7 +54,7 @@ def doctor(
             watch = Stopwatch()
             step = attrs.evolve(step, ways=method.ways, outputs=method.outputs)
             graph, measured = _watched(step, watch, update)
-            check_graph_budget(budget, graph)
+            check_unit_for(budget, graph)
             found = diagnose(graph, budget, method, watch=watch, measured=measured, on_progress=update)
         tables, lines = doctor_tables(found), advice(found)
         output.facts |= {

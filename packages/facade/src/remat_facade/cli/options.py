@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from remat_facade.cli import completion
+
 
 def seconds(given: float | None) -> float | None:
     """Check a time limit by the rule of configs."""
@@ -38,10 +40,21 @@ BudgetOrAutoOption = Annotated[
     ),
 ]
 SolversOption = Annotated[
-    str, typer.Option("--solvers", "--solver", metavar="A,B,...", help="Methods to compare.")
+    str,
+    typer.Option(
+        "--solvers",
+        "--solver",
+        metavar="A,B,...",
+        help="Methods to compare.",
+        autocompletion=completion.several_solvers,
+    ),
 ]
 SolverOption = Annotated[
-    str | None, typer.Option(help="The planning method; `remat solvers` lists all. [default: auto]")
+    str | None,
+    typer.Option(
+        help="The planning method; `remat solvers` lists all. [default: auto]",
+        autocompletion=completion.solver,
+    ),
 ]
 ConfigOption = Annotated[
     str | None,
@@ -154,5 +167,10 @@ DeviceMemoryOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory of the training device. [default: this device's]")
 ]
 PlatformOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Cost platform or its FILE.json. [default: measure here]")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Cost platform or its FILE.json. [default: measure here]",
+        autocompletion=completion.platforms,
+    ),
 ]

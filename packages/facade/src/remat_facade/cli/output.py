@@ -1,21 +1,19 @@
 """What a command shows: tables and lines for people, or with ``--json`` one object for programs."""
 
 import json
-import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import redirect_stdout
-from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import attrs
 import typer
 
 from remat_facade.cli.terminal import say, show
 from remat_facade.report.table import Table
 from remat_graph.serialization.outputs import save_to, write_whole
+from remat_solvers.facts import plain
 
 
 class CommandOutput:
@@ -74,21 +72,3 @@ class CommandOutput:
     def _wrote(self, path: Path) -> None:
         self.facts.setdefault("wrote", []).append(path)
         self.say(f"wrote {path}")
-
-
-def plain(value: object) -> Any:
-    """The value as JSON has it: attrs classes are objects, and numbers that are not finite are null."""
-    if isinstance(value, type):
-        return value.__name__
-    if attrs.has(kind := type(value)):
-        public = [field.name for field in attrs.fields(kind) if not field.name.startswith("_")]
-        return {name: plain(getattr(value, name)) for name in public}
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | bool | int) else str(value)

@@ -8,11 +8,15 @@ from remat_facade.cli import options
 from remat_facade.cli.terminal import complain, progress
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.target import Target
+    from remat_facade.errors import NothingLeft
     from remat_facade.planning.memory_fit import Fit
     from remat_facade.planning.method import Method
     from remat_graph import Graph, Plan, Platform
+    from remat_solvers import InfeasibleBudget
 
 DOES_NOT_FIT = 1
 """The exit code if training does not fit."""
@@ -39,7 +43,7 @@ def plan(
     json: options.JsonOption = False,
 ) -> None:
     """Plan your model, and report whether it fits."""
-    from remat_facade.cli.checks import check_method, size_of
+    from remat_facade.cli.checks import check_device, check_method, size_of
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
@@ -58,6 +62,7 @@ def plan(
     )
     device_nbytes = None if device_memory is None else size_of(device_memory)
     times = None if platform is None else find_platform(platform)
+    check_device(budget, device_nbytes, estimated=times is not None and input is not None)
     method = choose_method(
         "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
     )
@@ -107,7 +112,34 @@ def _planned(
         except (NothingLeft, InfeasibleBudget) as error:
             if budget != "auto":
                 raise
-            problem = f"training does not fit: {error}"
+            given = device_nbytes is not None
+            problem = f"training does not fit: {_advised(error, model, optimizer, given=given)}"
     output.facts["fits"] = False
     complain(problem)
     raise typer.Exit(DOES_NOT_FIT)
+
+
+def _advised(
+    error: "NothingLeft | InfeasibleBudget", model: "nn.Module", optimizer: str, *, given: bool
+) -> "NothingLeft | InfeasibleBudget":
+    """The error of ``--budget auto`` with advice on the device, since no budget is given that can be raised.
+
+    Args:
+        error: why training does not fit.
+        model: the model.
+        optimizer: its name.
+        given: whether ``--device-memory`` is given.
+    """
+    import attrs
+
+    from remat_facade.cli.checks import size_for
+    from remat_facade.errors import NothingLeft
+    from remat_facade.planning.memory_fit import least_device_nbytes
+
+    if isinstance(error, NothingLeft):
+        if not given:
+            return error
+        return attrs.evolve(error, advice="raise --device-memory, or name an --optimizer with smaller states")
+    least = size_for(least_device_nbytes(model, optimizer, error.smallest_nbytes))
+    device = f"give --device-memory {least}" if given else f"use a device with {least}"
+    return attrs.evolve(error, smallest_percent=None, advice=f"{device} or more, or use a smaller batch")

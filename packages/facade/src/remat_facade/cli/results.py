@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from remat_facade.cli.output import CommandOutput
-from remat_facade.planning.interrupts import interrupted
 from remat_facade.report.table import Table, plan_table, rounding_table
 from remat_graph import Graph, Plan, save_order, save_plan
+from remat_solvers.facts import plan_facts
 
 
 def deliver(output: CommandOutput, made: Plan, plan_out: Path | None, order_out: Path | None = None) -> None:
@@ -45,19 +45,6 @@ def draw(output: CommandOutput, graph: Graph, made: Plan, places: Mapping[str, P
 
 def _written(write: Callable[[Path, Graph, Plan], Path], graph: Graph, made: Plan, path: Path) -> None:
     write(path, graph, made)
-
-
-def plan_facts(plan: Plan) -> dict[str, Any]:
-    """The figures of a plan by the names of its attributes, without its schedule."""
-    names = (
-        *("graph_name", "solver", "platform", "grads", "budget_nbytes", "peak_nbytes", "live_peak_nbytes"),
-        *("noremat_peak_nbytes", "gradient_nbytes", "time_s", "noremat_time_s", "noremat_step_s"),
-        *("recomputed_s", "overhead", "recomputed_overhead", "lower_bound_s", "lower_bound_overhead", "gap"),
-        *("deadline_hit", "switched", "rounding", "layers", "ways"),
-    )
-    runs = plan.schedule.order
-    counts = {"ops": len(set(runs)), "runs": len(runs), "interrupted": interrupted(plan)}
-    return {name: getattr(plan, name) for name in names} | counts
 
 
 def table_facts(table: Table) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from remat_graph import Graph, Platform, find_platform, load_graph
 
 def is_saved(place: str, input: str | None) -> bool:
     """Whether a place with an option ``--input`` or None is a saved graph, not a model."""
-    return input is None and not place.endswith(".py") and (Path(place).is_file() or ":" not in place)
+    if place.endswith(".py"):
+        return False
+    return Path(place).is_file() or place.endswith(".json") or (input is None and ":" not in place)
 
 
 Stage = Callable[[str, int, int], None]

@@ -36,11 +36,12 @@ def show(
 ) -> None:
     """Show a saved plan by layers; with its graph, draw it."""
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.results import draw, plan_facts
+    from remat_facade.cli.results import draw
     from remat_facade.report.table import layers_table, plan_table, repeats_table, rounding_table, ways_table
     from remat_facade.report.trace import repeated_targets
     from remat_graph import load_graph, load_plan
     from remat_graph.serialization.outputs import check_paths
+    from remat_solvers.facts import plan_facts
 
     places = {"--png": png, "--matrix": matrix, "--html": html}
     places |= {"--dataflow": dataflow, "--snapshot": snapshot, "--trace": trace}

@@ -17,7 +17,6 @@ def solve(
     json: options.JsonOption = False,
 ) -> None:
     """Plan a saved graph; needs no torch."""
-    from remat_facade.cli.checks import check_graph_budget
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
@@ -25,6 +24,7 @@ def solve(
     from remat_facade.planning.method import choose_method
     from remat_facade.planning.planner import RecomputePlanner
     from remat_graph import load_graph
+    from remat_graph.budget import check_unit_for
     from remat_graph.serialization.outputs import check_paths
 
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
@@ -34,7 +34,7 @@ def solve(
     with CommandOutput(as_json=json) as output:
         with progress(f"reading {graph}") as update:
             loaded = load_graph(graph)
-            check_graph_budget(budget, loaded)
+            check_unit_for(budget, loaded)
             planner.on_progress, planner.live = update, True
             made = planner(loaded)
         deliver(output, made, plan_out, order_out)

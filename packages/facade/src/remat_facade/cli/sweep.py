@@ -29,12 +29,12 @@ def sweep(
     json: options.JsonOption = False,
 ) -> None:
     """Compare methods over budgets."""
-    from remat_facade.cli.checks import check_graph_budget
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.saved_or_model import SavedOrModel
     from remat_facade.cli.searches import EndedEarly, methods_of, swept
     from remat_facade.report import sweep as report
     from remat_graph import Budget, resolve_budget
+    from remat_graph.budget import check_unit_for
     from remat_graph.serialization.outputs import check_paths
     from remat_solvers import budgets_of
 
@@ -55,7 +55,7 @@ def sweep(
                 sizes = budgets_of(loaded, points, seconds=time_limit)
             else:
                 for text in asked:
-                    check_graph_budget(text, loaded)
+                    check_unit_for(text, loaded)
                 sizes = tuple(sorted(resolve_budget(text, loaded) for text in asked))
             found = swept(variants, names, sizes, time_limit, update)
         output.facts |= {"graph_name": loaded.name, **report.sweep_facts(found.curves, found.bounds)}

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from remat_facade.cli.target_names import full_name, misnamed
 from remat_facade.errors import BadTarget
 from remat_graph.errors import text_of
 
@@ -55,6 +56,11 @@ class Target:
             raise BadTarget(
                 target=name, problem=f"No module named {package!r}: install it, or check the name"
             )
+        else:
+            elsewhere = full_name(*target._split())
+            if elsewhere:
+                problem = f"{place} has no such function or class: did you mean {elsewhere}?"
+                raise BadTarget(target=name, problem=problem)
         return target
 
     def load(self, batch: int | None = None, *, meta: bool = False) -> tuple[Any, Any, Any]:
@@ -108,13 +114,10 @@ class Target:
     def _split(self) -> tuple[str, str]:
         """The module and the name in it."""
         place, colon, name = self.name.rpartition(":")
-        if not colon and self.shape is not None:
+        if not colon:
             place, _, name = self.name.rpartition(".")
-        if not (place and name):
-            problem = (
-                "expected MODULE:FACTORY, such as train.py:make or package.train:make; a model's name, "
-                "such as torchvision.models.resnet50, needs --input 3x224x224"
-            )
+        problem = misnamed(self.name, place, name, by_colon=bool(colon), shaped=self.shape is not None)
+        if problem:
             raise BadTarget(target=self.name, problem=problem)
         return place, name
 
@@ -136,6 +139,13 @@ def _names(module: ModuleType, name: str) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"it has {close[0]}: did you mean that?"
+    inside = [
+        each
+        for each, found in list(sys.modules.items())
+        if each.startswith(f"{module.__name__}.") and callable(vars(found).get(name))
+    ]
+    if inside:
+        return f"did you mean {min(inside, key=len)}.{name}?"
     functions = [each for each, found in vars(module).items() if each in known and callable(found)]
     return f"it has {', '.join(functions[:MOST_NAMES]) or 'none'}"
 

@@ -2,11 +2,13 @@
 
 import typer
 
-from remat_facade import __version__
+from remat_command import versions
+
+PACKAGES = ("remat-facade", "remat-executor", "remat-offload", "remat-solvers", "remat-graph")
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and end the command, if the option is given."""
+    """Print the versions of all packages, Python and torch, and end the command, if the option is given."""
     if asked:
-        typer.echo(f"remat {__version__}")
+        typer.echo(versions(*PACKAGES, "torch"))
         raise typer.Exit

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remat_facade.cli import options
+from remat_facade.cli import completion, options
 
 if TYPE_CHECKING:
     from remat_facade.planning.shipped_plans import ShippedPlan
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def zoo(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of the plans.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="One of the plans.", autocompletion=completion.shipped),
+    ] = None,
     plan_out: options.PlanOutOption = None,
     json: options.JsonOption = False,
 ) -> None:

@@ -8,6 +8,7 @@ are headroom for temporaries of the optimizer step.
 States are counted by the rules of `torch.optim`, from the shapes and dtypes of the trainable parameters.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -174,11 +175,7 @@ def auto_budget(
     free_nbytes = (free or free_on)(device)
     if free_nbytes is None:
         raise NothingLeft(problem=f"the free memory of {device} is unknown", advice="give a budget in bytes")
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    gradients = nbytes_of(p for p in trainable if p.grad is None)
-    states = states_nbytes(trainable, optimizer)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        states = max(0, states - nbytes_of(_state_tensors(optimizer)))
+    gradients, states = _to_allocate(model, optimizer)
     reserve = int(reserved_share(device) * free_nbytes)
     left = free_nbytes - reserve - gradients - states
     if left <= 0:
@@ -204,11 +201,44 @@ def budget_on(model: nn.Module, optimizer: Optimizer, device_nbytes: int) -> int
         NothingLeft: no bytes remain.
         UnknownOptimizer: the size of the optimizer's states is unknown.
     """
+    free_nbytes = max(0, device_nbytes - _held_nbytes(model))
+    return auto_budget(model, optimizer, _device_of(model), free=lambda _: free_nbytes)
+
+
+def least_device_nbytes(model: nn.Module, optimizer: Optimizer, budget_nbytes: int) -> int:
+    """The memory of the smallest device for which `budget_on` has at least a given budget.
+
+    Args:
+        model: as for `budget_on`.
+        optimizer: as for `budget_on`.
+        budget_nbytes: of a step.
+
+    Raises:
+        UnknownOptimizer: the size of the optimizer's states is unknown.
+    """
+    share = reserved_share(_device_of(model))
+    free_nbytes = math.ceil((budget_nbytes + sum(_to_allocate(model, optimizer))) / (1 - share))
+    return _held_nbytes(model) + free_nbytes
+
+
+def _held_nbytes(model: nn.Module) -> int:
+    """Bytes of parameters, buffers and the gradients that there are."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    held_nbytes = nbytes_of((*model.parameters(), *model.buffers(), *gradients))
-    free_nbytes = max(0, device_nbytes - held_nbytes)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return auto_budget(model, optimizer, device, free=lambda _: free_nbytes)
+    return nbytes_of((*model.parameters(), *model.buffers(), *gradients))
+
+
+def _to_allocate(model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
+    """Bytes of the gradients and of the optimizer's states that are not allocated yet."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    gradients = nbytes_of(p for p in trainable if p.grad is None)
+    states = states_nbytes(trainable, optimizer)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        states = max(0, states - nbytes_of(_state_tensors(optimizer)))
+    return gradients, states
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def reserved_share(device: torch.device, environment: Mapping[str, str] = os.environ) -> float:

@@ -228,7 +228,7 @@ class RecomputePlanner(StepPlanner):
         nbytes = max(nbytes, self.granted_nbytes)
         if self.device_nbytes is not None and nbytes > self.device_nbytes:
             has = f"{self.device}, which has {format_nbytes(self.device_nbytes)}"
-            raise BudgetAboveDevice(budget=str(self.budget), device=has)
+            raise BudgetAboveDevice(budget=str(self.budget), device=has, nbytes=nbytes)
         if nbytes <= self.reserve_nbytes:
             problem = f"reserve_nbytes {self.reserve_nbytes} leaves nothing of the budget of {nbytes} bytes"
             raise BadBudget(budget=str(self.budget), problem=problem)

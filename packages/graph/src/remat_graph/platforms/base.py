@@ -144,7 +144,7 @@ def get_platform(name: str, **options: Any) -> Platform:
     entry = known.get(name) or known.get(f"{name}{BY_DATA_SHEET}")
     if entry is not None:
         return cast(Platform, entry.load()(**options))
-    raise UnknownPlatform(name=name, known=platform_names())
+    raise UnknownPlatform(name=name, known=platform_names(), ending=BY_DATA_SHEET)
 
 
 def with_times(graph: Graph, times: Mapping[tuple[int, int], float]) -> Graph:

@@ -1,0 +1,66 @@
+"""What is wrong with the name of a model, found without an import: its form, or the module that it names."""
+
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+_INSIDE: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "torch": (("nn", "nn/modules"),),
+    "torchvision": tuple(
+        (f"models{part}", f"models{part.replace('.', '/')}")
+        for part in ("", ".detection", ".segmentation", ".video", ".quantization", ".optical_flow")
+    ),
+    "timm": (("models", "models"),),
+}
+"""The modules that have a package's models, each with the folder of its source files."""
+
+
+def misnamed(target: str, place: str, name: str, *, by_colon: bool, shaped: bool) -> str:
+    """What is wrong with the form of a target, and the form that is expected; empty if nothing is.
+
+    Args:
+        target: as the user wrote it.
+        place: the module or the file in it.
+        name: of a function or class in the module.
+        by_colon: whether a colon stands between the two, not a dot.
+        shaped: whether ``--input`` is given, so that a dot is allowed.
+    """
+    if target.endswith(".json"):
+        return "is the name of a saved graph or plan; expected a model: MODULE:FACTORY, such as train.py:make"
+    if not by_colon and target.endswith(".py") and shaped:
+        return f"names no model in the file; expected {target}:NAME, with a function or class of the file"
+    if "/" in target and not place.endswith(".py") and (by_colon or shaped):
+        file, member = (place, name) if "/" not in name and place.strip("./") else (target, "NAME")
+        return f"a path needs the ending .py and a colon; expected {file}.py:{member}"
+    whole = place.endswith(".py") or all(place.split("."))
+    if name and whole and (by_colon or shaped):
+        return ""
+    return (
+        "expected MODULE:FACTORY, such as train.py:make or package.train:make; a model's name, "
+        "such as torchvision.models.resnet50, needs --input 3x224x224"
+    )
+
+
+def full_name(package: str, name: str) -> str:
+    """The full name of a known package's function or class that is in one of its modules, or an empty string.
+
+    The source files are searched, because an import of the package would import torch.
+    """
+    spec = importlib.util.find_spec(package) if package in _INSIDE else None
+    folders = (spec and spec.submodule_search_locations) or ()
+    if not (folders and name.isidentifier()):
+        return ""
+    root = Path(next(iter(folders)))
+    if _has(rf"\b{name}\b", [root / "__init__.py"]):
+        return ""
+    defined = rf"^(?:def|class) {name}\b"
+    for module, folder in _INSIDE[package]:
+        if _has(defined, sorted((root / folder).glob("*.py"))):
+            return f"{package}.{module}.{name}"
+    return ""
+
+
+def _has(pattern: str, files: Iterable[Path]) -> bool:
+    wanted = re.compile(pattern, re.MULTILINE)
+    return any(wanted.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)

@@ -1,0 +1,46 @@
+"""The figures of plans as JSON has them, for the commands and their ``--json``."""
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from remat_graph import Plan
+from remat_solvers.running.stopping import INTERRUPTED
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """The figures of a plan by the names of its attributes, without its schedule."""
+    names = (
+        *("graph_name", "solver", "platform", "grads", "budget_nbytes", "peak_nbytes", "live_peak_nbytes"),
+        *("noremat_peak_nbytes", "gradient_nbytes", "time_s", "noremat_time_s", "noremat_step_s"),
+        *("recomputed_s", "overhead", "recomputed_overhead", "lower_bound_s", "lower_bound_overhead", "gap"),
+        *("deadline_hit", "switched", "rounding", "layers", "ways"),
+    )
+    runs = plan.schedule.order
+    counts = {
+        "ops": len(set(runs)),
+        "runs": len(runs),
+        "interrupted": bool(plan.solver_stats.get(INTERRUPTED)),
+    }
+    return {name: getattr(plan, name) for name in names} | counts
+
+
+def plain(value: object) -> Any:
+    """The value as JSON has it: attrs classes are objects, and numbers that are not finite are null."""
+    if isinstance(value, type):
+        return value.__name__
+    if attrs.has(kind := type(value)):
+        public = [field.name for field in attrs.fields(kind) if not field.name.startswith("_")]
+        return {name: plain(getattr(value, name)) for name in public}
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | bool | int) else str(value)
