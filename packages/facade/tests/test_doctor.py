@@ -1,5 +1,6 @@
 """`remat doctor`: its figures agree with other computations, and its page fits a terminal."""
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -247,7 +248,9 @@ def test_a_saved_graph_needs_no_torch() -> None:
         f"code = main(['doctor', {str(UNET)!r}, '--budget', '60%', '--time-limit', '4']); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}
+    )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) <= 70

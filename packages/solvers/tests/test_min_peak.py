@@ -16,7 +16,7 @@ from remat_solvers.testing import random_graph
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_walk_that_misses_its_target_is_not_lost(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all walks miss, where they ended still counts, and what comes out fits what it says."""
+    """If all walks miss, the smallest peak where one ended counts after each round of kinds."""
     arrays = flatten(random_graph(seed, ops=40))
     floor = budget_floor(random_graph(seed, ops=40)).nbytes
     greedy = evaluate(arrays, minimize_peak(arrays, 0, floor, Deadline(), moves=0)).peak_nbytes
@@ -25,11 +25,13 @@ def test_a_walk_that_misses_its_target_is_not_lost(seed: int, monkeypatch: pytes
     def missed(self: AnnealingWalk, *args: Any) -> Ints | None:
         reach(self, *args)
         ends.append(evaluate(arrays, self.now))
+        return None
 
     monkeypatch.setattr(AnnealingWalk, "reach", missed)
     found = evaluate(arrays, minimize_peak(arrays, 0, floor, Deadline()))
+    whole = len(ends) - len(ends) % (2 * len(KINDS))
     assert found.valid
-    assert found.peak_nbytes == min([greedy, *(end.peak_nbytes for end in ends if end.valid)])
+    assert found.peak_nbytes == min([greedy, *(end.peak_nbytes for end in ends[:whole] if end.valid)])
 
 
 def test_some_missed_walks_gain() -> None:

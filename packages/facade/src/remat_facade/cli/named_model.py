@@ -89,7 +89,7 @@ def _model(factory: Callable[..., Any]) -> Any:
 
 
 def _check_shape(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a shape that the model cannot take, as far as its class and config tell.
+    """Refuse a shape that the model cannot take, as far as its class and config say.
 
     Raises:
         BadTarget: it cannot.
@@ -100,7 +100,7 @@ def _check_shape(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
         if len(shape) != 1:
             problem = f"{given}: {kind} reads tokens"
             raise BadTarget(target=name, problem=problem, advice="give the length of a sequence: --input 128")
-        # A model without a table of positions may take more than its config says.
+        # Without a table of positions, sequences may be longer than the config says.
         most = getattr(config, "max_position_embeddings", None)
         tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
         if isinstance(most, int) and shape[0] > most and most in tables:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from remat_graph import Graph, Plan, Platform
     from remat_solvers import InfeasibleBudget
 
+OWN_LOSS = (
+    "with --input, a model that has no loss gets one here: for limit_memory(plan=FILE), plan MODULE:FACTORY, "
+    "whose model and sample are yours"
+)
 DOES_NOT_FIT = 1
 """The exit code if training does not fit."""
 
@@ -74,6 +78,8 @@ def plan(
         output.facts |= {"fit": fit, "fits": fit.fits}
         output.show(fit_table(fit))
         output.save(graph_out, lambda path: save_graph(graph, path))
+        if plan_out is not None and named.shape is not None:
+            output.say(OWN_LOSS)
     if interrupted(made):
         raise EndedEarly
     if fit.fits is False:

@@ -27,7 +27,9 @@ def _text(console: "Console", text: str, style: str = "") -> "Text":
 
 
 def show(table: "Table") -> None:
-    """Print a table on stdout; in a file or a pipe, which has no width, no row of figures is broken."""
+    """Print a table on stdout; in a file or a pipe, no row of figures is broken unless ``COLUMNS`` is set."""
+    import os
+
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.measure import Measurement
@@ -41,7 +43,7 @@ def show(table: "Table") -> None:
         )
     for row in table.rows:
         rich.add_row(*(_text(console, cell) for cell in row))
-    if not (console.is_terminal or table.prose):
+    if not (console.is_terminal or table.prose or os.environ.get("COLUMNS")):
         wide = console.options.update(max_width=LONG)
         console.width = max(console.width, Measurement.get(console, wide, rich).maximum)
     console.print(_text(console, table.title, "bold"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from remat_graph.budget import noremat_peak_nbytes
 from remat_graph.errors import BadFile, FalseBound, ForeignPlan, InvalidSchedule, OverBudget, shown
 from remat_graph.fingerprint import fingerprint
 from remat_graph.ir import Graph
@@ -24,6 +25,7 @@ from remat_graph.simulator.timeline import Grads
 from remat_graph.switches.relax import relaxed
 from remat_graph.switches.rounding import without_rounding
 from remat_graph.switches.specialize import specialize
+from remat_graph.units import format_nbytes
 
 PLAN_FORMAT = "remat-plan"
 
@@ -120,10 +122,11 @@ def _made_on(reader: Reader, graph: Graph) -> tuple[Graph, Callable[[Schedule], 
             'plan again, or load it with ways="rounding"'
         )
         raise ForeignPlan(path=reader.source, problem=problem)
-    name = reader.get("graph_name").text()
+    name, peak_nbytes = reader.get("graph_name").text(), reader.get("noremat_peak_nbytes").size()
     problem = (
-        f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}...), not for "
-        f"{graph.name or 'this one'} ({wanted[:15]}...): plan again, or load it with the model, the input "
+        f"is a plan for another graph, {name or 'unnamed'} ({found[:15]}..., {format_nbytes(peak_nbytes)} "
+        f"without a plan), not for {graph.name or 'this one'} ({wanted[:15]}..., "
+        f"{format_nbytes(noremat_peak_nbytes(graph))}): plan again, or load it with the model, the input "
         "shapes and dtypes, the mode, and the loss, outputs and ways that it was made with"
     )
     raise ForeignPlan(path=reader.source, problem=problem)

@@ -207,6 +207,7 @@ class JointSearch:
     def shrink(self, goal_nbytes: int, floor_nbytes: int, moves: int, deadline: Deadline) -> None:
         """Walk at falling budgets from the smallest peak, as `minimize_peak` does, down to a goal."""
         best, descent = self.smallest, Descent(floor_nbytes)
+        ends: list[tuple[frozenset[str], Ints]] = []
         share = default_peak_moves(len(self.graph.ops)) // ROUNDS
         while best is not None and best.peak_nbytes > max(goal_nbytes, floor_nbytes):
             if not descent.goes_on or moves <= 0 or deadline.reached():
@@ -215,11 +216,15 @@ class JointSearch:
             walks = [self._begin(best, target, price) for target in targets]
             tasks = [partial(walk.reach, min(max(1, moves // 2), share), hot, COOL * hot) for walk in walks]
             found = in_parallel(tasks, deadline)
-            for walk, order in zip(walks, found, strict=True):
-                moves -= max(1, walk.tried)
-                self.tried += walk.tried
-                there = (walk.now_on, walk.now) if order is None else (walk.best_on, order)
-                self.add(*self.choice.narrow(*there), deadline)
+            moves -= sum(max(1, walk.tried) for walk in walks)
+            self.tried += sum(walk.tried for walk in walks)
+            pairs = zip(walks, found, strict=True)
+            hits = [(walk.best_on, order) for walk, order in pairs if order is not None]
+            ends += [(walk.now_on, walk.now) for walk in walks]
+            if hits or descent.at_last_kind:
+                for there in hits or ends:
+                    self.add(*self.choice.narrow(*there), deadline)
+                ends = []
             assert self.smallest is not None
             fell = 1 - self.smallest.peak_nbytes / best.peak_nbytes
             descent.learn([order is not None for order in found], fell)
