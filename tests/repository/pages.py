@@ -73,7 +73,7 @@ write("my_models.py", '''
 from torch import nn
 class Net(nn.Sequential):
     def __init__(self):
-        widths = [3, 16, 16, 16, 16, 16]
+        widths = [3, 16, 16, 16]
         blocks = [
             nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 1, 1))
             for i, o in zip(widths, widths[1:])
