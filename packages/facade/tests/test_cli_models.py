@@ -36,6 +36,10 @@ def on_meta():
     assert torch.empty(1).is_meta
     return Net()
 
+class Decoder(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(16, 256), nn.Unflatten(1, (4, 8, 8)), nn.Conv2d(4, 3, 3))
+
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
@@ -45,7 +49,7 @@ class Words(nn.Module):
         return {"logits": self.head(self.embedding(tokens)).transpose(1, 2)}
 
 class Config:
-    vocab_size, use_cache, max_position_embeddings = 11, True, 11
+    vocab_size, use_cache, max_position_embeddings = 11, True, 10
 
 class TinyLM(nn.Module):
     config_class = Config
@@ -55,10 +59,12 @@ class TinyLM(nn.Module):
         super().__init__()
         self.config = config
         self.embedding, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+        self.position_embeddings = nn.Embedding(10, 4, padding_idx=1)
 
     def forward(self, input_ids, labels):
         assert not self.config.use_cache
-        logits = self.head(self.embedding(input_ids))
+        places = torch.arange(2, 2 + input_ids.shape[1], device=input_ids.device)
+        logits = self.head(self.embedding(input_ids) + self.position_embeddings(places))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
 
 def layers(batch):
@@ -183,7 +189,7 @@ def test_a_doctor_looks_at_a_model_by_its_name(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("TinyLM", "12", "--input 12: TinyLM has positions for 11 tokens; give at most --input 11"),
+        ("TinyLM", "9", "--input 9: TinyLM has positions for 8 tokens; give at most --input 8"),
         ("TinyLM", "3x8x8", "--input 3x8x8: TinyLM reads tokens; give the length of a sequence: --input 128"),
         ("Net", "8", "--input 8: Net reads images; give channels, height and width: --input 3x224x224"),
     ],
@@ -191,6 +197,23 @@ def test_a_doctor_looks_at_a_model_by_its_name(capsys: pytest.CaptureFixture[str
 def test_a_shape_that_a_named_model_cannot_take(
     name: str, shape: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line says what the model reads; its largest table of eleven rows stands for one of positions."""
+    """The line says what the model reads; of ten positions, two are those of padding and before it."""
     assert main(["plan", f"named.{name}", "--input", shape, "--budget", "90%", "--platform", "flops"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"remat: named.{name}: {said}"
+
+
+def test_one_number_is_a_shape_where_the_first_layer_is_linear(capsys: pytest.CaptureFixture[str]) -> None:
+    """A decoder of images reads a vector."""
+    words = [
+        "plan",
+        "named.Decoder",
+        "--input",
+        "16",
+        "--batch",
+        "2",
+        "--budget",
+        "100%",
+        "--platform",
+        "flops",
+    ]
+    assert main(words) == 0

@@ -112,7 +112,7 @@ WITHOUT_TORCH = [
     ([*PLAN, "--input", "0x4"], "is not a shape: give sizes such as 3x224x224"),
     ([*PLAN, "--input", "9" * 5000], "is not a shape: give sizes such as 3x224x224"),
     ([*PLAN, "--batch", "0"], "--batch"),
-    (["plan", "wrong.py", "--budget", "50%"], "expected MODULE:FACTORY"),
+    (["plan", "wrong.py", "--budget", "50%"], "expected wrong.py:NAME"),
     (["plan", "wrong", "--budget", "50%"], "expected MODULE:FACTORY"),
     (["plan", "torchvision.models.resnet50", "--budget", "50%"], "needs --input 3x224x224"),
     (["plan", "nowhere.py:make", "--budget", "50%"], "no such file nowhere.py: check the path"),

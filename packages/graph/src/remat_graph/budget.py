@@ -179,7 +179,8 @@ def meant_by(size: BudgetLike, *, share: bool = True) -> str:
 
 def in_one_word(words: Sequence[str]) -> str:
     """The first amount that a command line has in two words, such as ``40 %``, as one; empty if none."""
-    for number, unit in pairwise(words):
+    for word, unit in pairwise(words):
+        number = word.rpartition("=")[2]
         if (unit == "%" or unit.lower() in _SCALES) and number[-1:].isdigit() and _AMOUNT.fullmatch(number):
             return f"{number}{unit}"
     return ""

@@ -92,10 +92,10 @@ class InfeasibleBudget(RematError):
 
     def __str__(self) -> str:
         proven = self.budget_nbytes < self.floor_nbytes
-        hint = self.advice or "raise the budget or use a smaller batch"
-        if (
-            not self.advice and self.budget_nbytes < 1024 <= self.smallest_nbytes
-        ):  # gigabytes or percents were meant
+        hint = "raise the budget or use a smaller batch"
+        if self.advice:
+            hint = self.advice
+        elif self.budget_nbytes < 1024 <= self.smallest_nbytes:  # gigabytes or percents were meant
             hint = f'a number is bytes: "{self.budget_nbytes}GiB" is a size, "{self.budget_nbytes}%" a share'
         if self.cut_short:
             hint = f"time was up before smaller budgets were tried: raise the time limit, {hint}"

@@ -64,9 +64,10 @@ def largest_batch(
             search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
             nothing = {name: MaxBatch(batch=0, solution=None, refused=first) for name in names}
             made = largest(search, names, clock) if nbytes else Largest(found=nothing)
-        if made.out_of_time:
+        if made.out_of_time and not made.interrupted:
             note = "; ".join(filter(None, [note, _more(made.out_of_time, times is None)]))
-        _report(output, target, nbytes, made, peaks, note)
+        # The peaks are those of steps that find no gradients.
+        _report(output, target, nbytes, made, {} if gradients == "present" else peaks, note)
     if made.interrupted:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in made.found.values()):
@@ -87,7 +88,7 @@ def _report(
 
     output.facts |= {"target": target, "budget_nbytes": budget_nbytes, "methods": batch_facts(made.found)}
     unplanned = Unplanned.between(peaks, budget_nbytes)
-    output.facts |= {"unplanned": unplanned, "out_of_time": made.out_of_time}
+    output.facts |= {"unplanned": unplanned, "out_of_time": made.out_of_time, "interrupted": made.interrupted}
     table = batch_table(
         target, budget_nbytes, made.found, unplanned=unplanned, out_of_time=made.out_of_time, note=note
     )
@@ -97,7 +98,8 @@ def _report(
 def _more(late: "Sequence[str]", measured: bool) -> str:
     """What more time could give."""
     advice = ", or --platform, which measures nothing" if measured else ""
-    return f"the time limit ended {' and '.join(late)}: a larger batch may fit; give --time-limit{advice}"
+    ended = f"the time limit ended {' and '.join(late)}"
+    return f"{ended}: a larger batch may fit, or a faster plan; raise --time-limit{advice}"
 
 
 def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> tuple[int, str, str]:

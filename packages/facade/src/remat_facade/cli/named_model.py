@@ -100,18 +100,35 @@ def _check_shape(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
         if len(shape) != 1:
             problem = f"{given}: {kind} reads tokens"
             raise BadTarget(target=name, problem=problem, advice="give the length of a sequence: --input 128")
-        # Without a table of positions, sequences may be longer than the config says.
-        most = getattr(config, "max_position_embeddings", None)
-        tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-        if isinstance(most, int) and shape[0] > most and most in tables:
+        most = _positions(model, config)
+        if most is not None and shape[0] > most:
             problem = f"{given}: {kind} has positions for {most} tokens"
             raise BadTarget(target=name, problem=problem, advice=f"give at most --input {most}")
-    elif (
-        len(shape) == 1 and any(isinstance(m, nn.Conv2d) for m in model.modules()) and not _vocabulary(model)
-    ):
+    elif len(shape) == 1 and isinstance(_first_layer(model), nn.Conv2d):
         problem = f"{given}: {kind} reads images"
         advice = "give channels, height and width: --input 3x224x224"
         raise BadTarget(target=name, problem=problem, advice=advice)
+
+
+def _positions(model: nn.Module, config: Any) -> int | None:
+    """The length of a sequence for which a model has positions; None if it has no table of them."""
+    named = [(name.rpartition(".")[2], each) for name, each in model.named_modules()]
+    tables = [
+        each
+        for name, each in named
+        if isinstance(each, nn.Embedding) and (name == "wpe" or "position" in name)
+    ]
+    if not tables:  # sequences may be longer than the config says
+        return None
+    # Positions begin behind the row of padding, if there is one; others are left out by the config's number.
+    rows = [each.num_embeddings - (0 if (pad := each.padding_idx) is None else pad + 1) for each in tables]
+    said = getattr(config, "max_position_embeddings", None)
+    return min([*rows, said] if isinstance(said, int) else rows)
+
+
+def _first_layer(model: nn.Module) -> nn.Module | None:
+    """The first module that has parameters of its own."""
+    return next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
 
 
 def _with_loss(model: nn.Module) -> nn.Module:

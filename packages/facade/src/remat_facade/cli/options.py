@@ -69,7 +69,8 @@ SearchLimitOption = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="For each method: stop then, with the largest batch so far.",
+        help="For each method: stop then, with the largest batch so far. A size is measured once, by the "
+        "first method that tries it.",
         callback=seconds,
     ),
 ]

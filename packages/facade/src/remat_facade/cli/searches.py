@@ -81,19 +81,23 @@ class TimeUp(Exception):
 class BatchClock:
     """The time that the search for the largest batch by one method may take.
 
-    Nothing else ends a search of many sizes: each is measured, which takes as long as some steps.
+    Nothing else ends a search of many sizes: each is measured, which takes as long as some steps. The first
+    size has no limit but that of its plan.
 
     Args:
         limit_s: seconds for each method.
+
+    Attributes:
+        cut: whether a plan was not found because the time was up.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._deadline, self._known = Deadline(limit_s), False
+        self.begin()
 
     def begin(self) -> None:
         """The search of a method begins."""
-        self._deadline, self._known = Deadline(self._limit_s), False
+        self._deadline, self._known, self.cut = Deadline(self._limit_s), False, False
 
     def know(self) -> None:
         """A size is known to fit, so there is a result."""
@@ -107,12 +111,18 @@ class BatchClock:
     @property
     def left_s(self) -> float:
         """Seconds left, at least 1 for the plan of a size that has been measured."""
-        return max(1.0, self._deadline.remaining_s)
+        return max(1.0, self._deadline.remaining_s) if self._known else float("inf")
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Largest:
-    """The largest batch by each method, the methods that ran out of time, and whether Ctrl-C ended it."""
+    """The largest batch by each method, and why a larger one may fit.
+
+    Attributes:
+        found: by the names of methods.
+        out_of_time: methods whose search was ended, by their time or by Ctrl-C.
+        interrupted: whether Ctrl-C ended the last of them.
+    """
 
     found: dict[str, MaxBatch]
     out_of_time: tuple[str, ...] = ()
@@ -131,23 +141,25 @@ def largest(search: Callable[..., MaxBatch], solvers: Sequence[str], clock: Batc
         KeyboardInterrupt: no batch is known to fit yet.
     """
     found: dict[str, MaxBatch] = {}
-    late = []
+    late: list[str] = []
 
     def fits(name: str, made: MaxBatch) -> None:
         found[name] = made
         clock.know()
 
-    try:
-        for name in solvers:
-            clock.begin()
-            try:
-                found[name] = search(solver=name, on_fit=partial(fits, name))
-            except TimeUp:
+    for name in solvers:
+        clock.begin()
+        try:
+            found[name] = search(solver=name, on_fit=partial(fits, name))
+            if clock.cut:
                 late.append(name)
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        return Largest(found=found, out_of_time=tuple(late), interrupted=True)
+        except TimeUp:
+            late.append(name)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            late += [name] if name in found else []
+            return Largest(found=found, out_of_time=tuple(late), interrupted=True)
     return Largest(found=found, out_of_time=tuple(late))
 
 
@@ -156,7 +168,7 @@ class Unplanned:
     """The largest batch whose unplanned step stays within a budget.
 
     Attributes:
-        batch: its size; 0 if the smallest size that was tried does not fit.
+        batch: its size; 0 if not even one sample fits.
         exact: whether the next size is known not to fit; else `batch` is read off a line through two sizes,
             because the bytes of a step grow in proportion to its batch.
     """
@@ -166,15 +178,15 @@ class Unplanned:
 
     @classmethod
     def between(cls, peaks: Mapping[int, int], budget_nbytes: int) -> "Unplanned | None":
-        """Read it off the peaks of some sizes; None if there are none.
+        """Read it off the peaks of some sizes; None if none fits and smaller ones were not tried.
 
         Args:
             peaks: batch sizes and the peak of the unplanned step of each, in bytes.
             budget_nbytes: the budget.
         """
-        if not peaks:
-            return None
         batch = max((size for size, nbytes in peaks.items() if nbytes <= budget_nbytes), default=0)
+        if not batch and 1 not in peaks:
+            return None
         above = min((size for size in peaks if size > batch), default=None)
         if not batch or above == batch + 1:
             return cls(batch=batch, exact=True)
@@ -192,8 +204,11 @@ def at_most(solve: Solve, clock: BatchClock) -> Solve:
     """The function with a limit for one size of a batch, because `largest` plans many."""
 
     def limited(solver: Solver, problem: Problem, deadline: Deadline | None) -> Solution:
-        limit_s = SIZE_SHARE * default_limit_s(len(problem.graph.ops))
-        return solve(solver, problem, Deadline(min(limit_s, clock.left_s)))
+        whole_s = SIZE_SHARE * default_limit_s(len(problem.graph.ops))
+        limit = Deadline(min(whole_s, clock.left_s))
+        solution = solve(solver, problem, limit)
+        clock.cut |= not solution.feasible and clock.left_s < whole_s and limit.reached()
+        return solution
 
     return limited
 

@@ -142,7 +142,7 @@ def _names(module: ModuleType, name: str) -> str:
     inside = [
         each
         for each, found in list(sys.modules.items())
-        if each.startswith(f"{module.__name__}.") and callable(vars(found).get(name))
+        if each.startswith(f"{module.__name__}.") and callable(getattr(found, "__dict__", {}).get(name))
     ]
     if inside:
         return f"did you mean {min(inside, key=len)}.{name}?"

@@ -28,7 +28,7 @@ def misnamed(target: str, place: str, name: str, *, by_colon: bool, shaped: bool
     """
     if target.endswith(".json"):
         return "is the name of a saved graph or plan; expected a model: MODULE:FACTORY, such as train.py:make"
-    if not by_colon and target.endswith(".py") and shaped:
+    if not by_colon and target.endswith(".py"):
         return f"names no model in the file; expected {target}:NAME, with a function or class of the file"
     if "/" in target and not place.endswith(".py") and (by_colon or shaped):
         file, member = (place, name) if "/" not in name and place.strip("./") else (target, "NAME")
@@ -47,7 +47,10 @@ def full_name(package: str, name: str) -> str:
 
     The source files are searched, because an import of the package would import torch.
     """
-    spec = importlib.util.find_spec(package) if package in _INSIDE else None
+    try:
+        spec = importlib.util.find_spec(package) if package in _INSIDE else None
+    except (ImportError, ValueError):  # a module that was imported in another way has none
+        return ""
     folders = (spec and spec.submodule_search_locations) or ()
     if not (folders and name.isidentifier()):
         return ""
@@ -63,4 +66,6 @@ def full_name(package: str, name: str) -> str:
 
 def _has(pattern: str, files: Iterable[Path]) -> bool:
     wanted = re.compile(pattern, re.MULTILINE)
-    return any(wanted.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+    return any(
+        wanted.search(file.read_text(encoding="utf-8", errors="replace")) for file in files if file.is_file()
+    )

@@ -43,7 +43,7 @@ def show(table: "Table") -> None:
         )
     for row in table.rows:
         rich.add_row(*(_text(console, cell) for cell in row))
-    if not (console.is_terminal or table.prose or os.environ.get("COLUMNS")):
+    if not (console.file.isatty() or table.prose or os.environ.get("COLUMNS")):
         wide = console.options.update(max_width=LONG)
         console.width = max(console.width, Measurement.get(console, wide, rich).maximum)
     console.print(_text(console, table.title, "bold"))

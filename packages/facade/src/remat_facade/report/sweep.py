@@ -274,7 +274,7 @@ def _stairs(points: Sequence[BudgetPoint], size: int) -> tuple[list[float], list
 def _set_limits(
     axes: Axes, budgets: Sequence[float], overheads: Sequence[float], bounds: Sequence[float]
 ) -> None:
-    """All budgets, curves and bounds are in view; what is below zero does not lie on the axis."""
+    """All budgets, curves, and bounds below zero are in view; what is below zero does not lie on the axis."""
     wide = budgets[-1] - budgets[0] or budgets[-1] or 1.0
     axes.set_xlim(budgets[0] - 0.04 * wide, budgets[-1] + 0.02 * wide)
     low, high = min([0.0, *overheads, *(100 * bound for bound in bounds)]), max([*overheads, 0.1])

@@ -211,7 +211,7 @@ class JointSearch:
         share = default_peak_moves(len(self.graph.ops)) // ROUNDS
         while best is not None and best.peak_nbytes > max(goal_nbytes, floor_nbytes):
             if not descent.goes_on or moves <= 0 or deadline.reached():
-                return
+                break
             targets, hot, price = descent.next(best.peak_nbytes)
             walks = [self._begin(best, target, price) for target in targets]
             tasks = [partial(walk.reach, min(max(1, moves // 2), share), hot, COOL * hot) for walk in walks]
@@ -229,3 +229,5 @@ class JointSearch:
             fell = 1 - self.smallest.peak_nbytes / best.peak_nbytes
             descent.learn([order is not None for order in found], fell)
             best = self.smallest
+        for there in ends:
+            self.add(*self.choice.narrow(*there), deadline)

@@ -2,12 +2,12 @@
 
 Greedy eviction towards the floor first; then walks at falling targets, from the sequence with the smallest
 peak so far and ended as soon as the target holds: two side by side, one half as far as the other. Where walks
-of all kinds miss, the next ones go on from the smallest peak at which one of them has ended, or if none is
-smaller, to nearer targets. Going on from every walk that missed was worse on one graph of eight (weight norm,
-8 % in the mean of six seeds), and never doing so on five (by up to 10 %). Time hardly matters here, so
-sequences may grow to several times the graph. The search ends when steps are under half a percent, at the
-goal, or when the moves are used up. Deterministic for a seed and a number of moves. A search with a goal
-passes through the same sequences as a search for the floor, so a budget that was once reached is reached
+of all kinds miss, the next ones go on from the smallest peak at which one of them has ended, to nearer
+targets unless that gained enough. Going on from every walk that missed was worse on one of eight small models
+(weight norm, 8 % in the mean of six seeds), and never doing so on six (by up to 10 %). Time hardly matters
+here, so sequences may grow to several times the graph. The search ends when steps are under half a percent,
+at the goal, or when the moves are used up. Deterministic for a seed and a number of moves. A search with a
+goal passes through the same sequences as a search for the floor, so a budget that was once reached is reached
 again.
 
 Imperfect: nothing is proven; the floor may lie below the peak of every schedule.
@@ -27,7 +27,7 @@ from remat_solvers.running.parallel import in_parallel
 
 FIRST_STEP = 0.85
 LAST_STEP = 0.995
-MOVED = 1 / 8  # of a step, by which walks that miss their targets may still gain
+MOVED = 1 / 8  # of a step: the least by which the peak falls where walks gain that miss their targets
 # Start temperatures and prices. Where walks of one kind came to one or two ops above the target, those of
 # another reached it (GPT-2 and an FFT model at their smallest peaks).
 KINDS = ((1.0, 30.0), (3.0, 3.0), (0.1, 30.0))
@@ -77,13 +77,16 @@ def minimize_peak(
         ends += [walk.now for walk in walks]
         before_nbytes = peak
         if hits or descent.at_last_kind:
-            for order in hits or ends:
-                result = evaluate(arrays, order)
-                if result.valid and result.peak_nbytes < peak:
-                    best, peak = order, result.peak_nbytes
-            ends = []
+            best, ends = _smallest(arrays, best, hits or ends), []
+            peak = evaluate(arrays, best).peak_nbytes
         descent.learn([order is not None for order in found], 1 - peak / before_nbytes)
-    return best
+    return _smallest(arrays, best, ends)
+
+
+def _smallest(arrays: Arrays, best: Ints, others: list[Ints]) -> Ints:
+    """The sequence with the smallest peak; `best`, which is valid, of those that are even."""
+    valid = [order for order in others if evaluate(arrays, order).valid]
+    return min([best, *valid], key=lambda order: evaluate(arrays, order).peak_nbytes)
 
 
 @attrs.define
@@ -116,7 +119,7 @@ class Descent:
         return self.missed == len(KINDS) - 1
 
     def learn(self, reached: list[bool], fell: float) -> None:
-        """Halve the step where only the nearer target was reached, or walks of all kinds have gained nothing.
+        """Halve the step where only the nearer target was reached, or walks of all kinds gained too little.
 
         Args:
             reached: whether each target was.
