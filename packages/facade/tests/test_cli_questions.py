@@ -200,8 +200,14 @@ def test_no_batch_without_a_plan_is_known() -> None:
     assert Unplanned.between({}, 100) is None
 
 
-def test_a_table_in_a_pipe_breaks_no_row(capsys: pytest.CaptureFixture[str]) -> None:
-    """A pipe has no width."""
+def test_a_table_in_a_pipe_breaks_no_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe has no width, unless one is set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     name = ".".join(["layers"] * 30)
     show(Table(title="t", columns=("", "bytes"), rows=((name, "1"), ("b", "2"))))
     assert [line.split() for line in capsys.readouterr().out.splitlines() if name in line] == [[name, "1"]]
+    monkeypatch.setenv("COLUMNS", "80")
+    show(Table(title="t", columns=("", "bytes"), rows=((name, "1"), ("b", "2"))))
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

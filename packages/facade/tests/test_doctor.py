@@ -280,8 +280,8 @@ def test_a_model_is_diagnosed(
     ("words", "said"),
     [
         (["nowhere.json"], "nowhere.json: no such file"),
-        (["nowhere.py"], "expected MODULE:FACTORY"),
-        ([__file__], "expected MODULE:FACTORY"),
+        (["nowhere.py"], "expected nowhere.py:NAME"),
+        ([__file__], "test_doctor.py:NAME"),
         (["nowhere.py:make"], "no such file nowhere.py"),
         ([str(UNET), "--budget", "2 bananas"], "bananas"),
         ([str(UNET), "--solver", "noremt"], "did you mean 'noremat'"),
