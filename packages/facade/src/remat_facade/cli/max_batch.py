@@ -97,7 +97,7 @@ def _report(
 
 def _more(late: "Sequence[str]", measured: bool) -> str:
     """What more time could give."""
-    advice = ", or --platform, which measures nothing" if measured else ""
+    advice = ", or give --platform, which measures nothing" if measured else ""
     ended = f"the time limit ended {' and '.join(late)}"
     return f"{ended}: a larger batch may fit, or a faster plan; raise --time-limit{advice}"
 
