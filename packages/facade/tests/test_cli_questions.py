@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from remat_facade.cli.app import main
-from remat_facade.cli.searches import Unplanned
+from remat_facade.cli.batch_search import Unplanned
 from remat_facade.cli.terminal import show
 from remat_facade.report.table import Table
 from remat_graph import save_graph

@@ -15,15 +15,15 @@ import pytest
 from remat_facade import PlanningInterrupted
 from remat_facade.cli import searches
 from remat_facade.cli.app import main
-from remat_facade.cli.searches import BatchClock, largest
+from remat_facade.cli.batch_search import BatchClock, largest
 from remat_facade.planning import planner as planning
-from remat_facade.planning.interrupts import interrupted
 from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, carried
 from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Graph, load_graph, load_plan, noremat_peak_nbytes
 from remat_graph.testing.resized import resized
 from remat_solvers import Deadline, InfeasibleBudget, MaxBatch, max_batch, pareto
+from remat_solvers.running.stopping import interrupted
 from remat_solvers.testing import chain, unet
 
 from .corpus import GRAPHS

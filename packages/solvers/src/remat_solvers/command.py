@@ -10,8 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-import attrs
-
 from remat_command import INTERRUPTED, UNREAD, USER_ERROR, give_up_output, printable, versions
 from remat_graph import (
     Budget,
@@ -26,7 +24,7 @@ from remat_graph import (
 from remat_graph.budget import check_unit_for, in_one_word
 from remat_graph.errors import cut
 from remat_graph.serialization.outputs import check_paths, save_to
-from remat_solvers.facts import plain, plan_facts
+from remat_solvers.facts import min_budget_facts, plain, plan_facts
 from remat_solvers.protocol import Deadline
 from remat_solvers.registry import about_solver, get_solver, solver_names
 from remat_solvers.running.stopping import INTERRUPTED as CUT_SHORT
@@ -188,10 +186,7 @@ def _min_budget(options: Namespace) -> Output:
         found.floor_reason,
         *(["time was up before smaller budgets were tried"] if found.cut_short else []),
     ]
-    figures = {
-        name: value for name, value in attrs.asdict(found, recurse=False).items() if name != "schedule"
-    }
-    facts = {"graph_name": graph.name, **figures}
+    facts = min_budget_facts(graph, found)
     return "\n".join(lines), facts, "a smaller budget may work too" if deadline.stopped else ""
 
 

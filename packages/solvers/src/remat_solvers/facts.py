@@ -1,4 +1,4 @@
-"""The figures of plans as JSON has them, for the commands and their ``--json``."""
+"""The figures of plans and budgets as JSON has them, for the commands and their ``--json``."""
 
 import math
 from collections.abc import Mapping
@@ -7,8 +7,9 @@ from typing import Any
 
 import attrs
 
-from remat_graph import Plan
-from remat_solvers.running.stopping import INTERRUPTED
+from remat_graph import Graph, Plan
+from remat_solvers.queries import MinBudget
+from remat_solvers.running.stopping import interrupted
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -20,12 +21,15 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         *("deadline_hit", "switched", "rounding", "layers", "ways"),
     )
     runs = plan.schedule.order
-    counts = {
-        "ops": len(set(runs)),
-        "runs": len(runs),
-        "interrupted": bool(plan.solver_stats.get(INTERRUPTED)),
-    }
+    counts = {"ops": len(set(runs)), "runs": len(runs), "interrupted": interrupted(plan)}
     return {name: getattr(plan, name) for name in names} | counts
+
+
+def min_budget_facts(graph: Graph, found: MinBudget) -> dict[str, Any]:
+    """The figures of a smallest budget by the names of its attributes, without its schedule."""
+    figures = {field.name: getattr(found, field.name) for field in attrs.fields(MinBudget)}
+    del figures["schedule"]
+    return {"graph_name": graph.name, **figures}
 
 
 def plain(value: object) -> Any:

@@ -11,8 +11,8 @@ from remat_facade.cli.terminal import complain, progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from remat_facade.cli.batch_search import BatchClock, Largest
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.searches import BatchClock, Largest
     from remat_facade.planning.planner import Progress
     from remat_graph import Graph
 
@@ -36,9 +36,10 @@ def largest_batch(
     """Find the largest batch that trains."""
     from functools import partial
 
+    from remat_facade.cli.batch_search import BatchClock, Largest, at_most, largest
     from remat_facade.cli.checks import size_of
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.searches import BatchClock, EndedEarly, Largest, at_most, largest, methods_of
+    from remat_facade.cli.searches import EndedEarly, methods_of
     from remat_facade.cli.target import Target
     from remat_facade.planning.state_rules import rule_of
     from remat_graph import find_platform
@@ -59,8 +60,7 @@ def largest_batch(
             nbytes, advice, note = size_nbytes, "raise --budget or --max-overhead", ""
             if device_memory is not None:
                 nbytes, advice, note = _left_of(load(first), size_nbytes, optimizer)
-            peaks: dict[int, int] = {}
-            graph_of = _graphs(load, update, peaks, clock, platform=times, ways=ways, outputs=outputs)
+            graph_of, peaks = _graphs(load, update, clock, platform=times, ways=ways, outputs=outputs)
             search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
             nothing = {name: MaxBatch(batch=0, solution=None, refused=first) for name in names}
             made = largest(search, names, clock) if nbytes else Largest(found=nothing)
@@ -83,7 +83,7 @@ def _report(
     peaks: dict[int, int],
     note: str,
 ) -> None:
-    from remat_facade.cli.searches import Unplanned
+    from remat_facade.cli.batch_search import Unplanned
     from remat_facade.report.table import batch_facts, batch_table
 
     output.facts |= {"target": target, "budget_nbytes": budget_nbytes, "methods": batch_facts(made.found)}
@@ -123,19 +123,19 @@ def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -
 def _graphs(
     load: "Callable[[int], tuple[Any, Any, Any]]",
     update: "Progress",
-    peaks: dict[int, int],
     clock: "BatchClock",
     **options: Any,
-) -> "Callable[[int], Graph]":
-    """The step of each batch size; a size that several methods try is captured once.
+) -> "tuple[Callable[[int], Graph], dict[int, int]]":
+    """The step of each batch size, and for the sizes captured so far the peak of the unplanned step.
 
-    The peak of the unplanned step of each is added to `peaks`.
+    A size that several methods try is captured once.
     """
     from functools import cache
 
     from remat_facade.cli.steps import graph_of
     from remat_graph import noremat_peak_nbytes
 
+    peaks: dict[int, int] = {}
     given = {name: value for name, value in options.items() if value is not None}
 
     @cache
@@ -147,4 +147,4 @@ def _graphs(
         update(f"batch {batch}: planning {len(graph.ops)} ops")
         return graph
 
-    return captured
+    return captured, peaks

@@ -22,6 +22,8 @@ OWN_LOSS = (
     "with --input, a model that has no loss gets one here: for limit_memory(plan=FILE), plan MODULE:FACTORY, "
     "whose model and sample are yours"
 )
+"""The line below a saved plan of a model that is named."""
+
 DOES_NOT_FIT = 1
 """The exit code if training does not fit."""
 
@@ -53,11 +55,11 @@ def plan(
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.cli.target import Target
     from remat_facade.entrypoints.model_budget import check_model_budget
-    from remat_facade.planning.interrupts import interrupted
     from remat_facade.planning.method import choose_method
     from remat_facade.report.table import fit_table
     from remat_graph import find_platform, save_graph
     from remat_graph.serialization.outputs import check_paths
+    from remat_solvers.running.stopping import interrupted
 
     check_model_budget(budget)
     check_paths(

@@ -20,12 +20,12 @@ def solve(
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
-    from remat_facade.planning.interrupts import interrupted
     from remat_facade.planning.method import choose_method
     from remat_facade.planning.planner import RecomputePlanner
     from remat_graph import load_graph
     from remat_graph.budget import check_unit_for
     from remat_graph.serialization.outputs import check_paths
+    from remat_solvers.running.stopping import interrupted
 
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
     method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
@@ -49,13 +49,12 @@ def smallest_budget(
     json: options.JsonOption = False,
 ) -> None:
     """Find the smallest budget of a saved graph; needs no torch."""
-    import attrs
-
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.report.table import smallest_table
     from remat_graph import load_graph
     from remat_solvers import Deadline, min_budget, min_present_budget
+    from remat_solvers.facts import min_budget_facts
     from remat_solvers.running.stopping import stopped_by_interrupts
 
     with CommandOutput(as_json=json) as output:
@@ -66,10 +65,7 @@ def smallest_budget(
             deadline = Deadline(time_limit)
             with stopped_by_interrupts(deadline):
                 found = find(loaded, deadline)
-        figures = {
-            name: value for name, value in attrs.asdict(found, recurse=False).items() if name != "schedule"
-        }
-        output.facts |= {"graph_name": loaded.name, **figures}
+        output.facts |= min_budget_facts(loaded, found)
         output.show(smallest_table(loaded, found))
     if deadline.stopped:
         raise EndedEarly("a smaller budget may work too")

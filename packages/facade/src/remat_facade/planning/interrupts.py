@@ -1,15 +1,9 @@
-"""Plans of a search that Ctrl-C ended: how they are marked, and the warning of them."""
+"""The warning of a plan whose search Ctrl-C ended."""
 
 import warnings
 
 from remat_facade.errors import PlanningInterrupted
 from remat_graph import Plan
-from remat_solvers.running.stopping import INTERRUPTED
-
-
-def interrupted(plan: Plan) -> bool:
-    """Whether Ctrl-C ended the search for a plan, which is the best until then."""
-    return bool(plan.solver_stats.get(INTERRUPTED))
 
 
 def warn_of_interrupt(plan: Plan) -> None:

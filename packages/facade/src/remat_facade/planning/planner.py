@@ -11,7 +11,7 @@ from typing import Self
 import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
-from remat_facade.planning.interrupts import interrupted, warn_of_interrupt
+from remat_facade.planning.interrupts import warn_of_interrupt
 from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, Kind, KnownPlans, carried
 from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
@@ -43,7 +43,7 @@ from remat_solvers import (
     solve_present,
     solve_switches,
 )
-from remat_solvers.running.stopping import INTERRUPTED, stopped_by_interrupts
+from remat_solvers.running.stopping import INTERRUPTED, interrupted, stopped_by_interrupts
 
 Progress = Callable[[str], None]
 """Called with a short description when a stage begins."""

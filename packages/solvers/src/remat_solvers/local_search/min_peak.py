@@ -77,16 +77,17 @@ def minimize_peak(
         ends += [walk.now for walk in walks]
         before_nbytes = peak
         if hits or descent.at_last_kind:
-            best, ends = _smallest(arrays, best, hits or ends), []
-            peak = evaluate(arrays, best).peak_nbytes
+            best, peak = _smallest(arrays, [best, *(hits or ends)])
+            ends = []
         descent.learn([order is not None for order in found], 1 - peak / before_nbytes)
-    return _smallest(arrays, best, ends)
+    return _smallest(arrays, [best, *ends])[0]
 
 
-def _smallest(arrays: Arrays, best: Ints, others: list[Ints]) -> Ints:
-    """The sequence with the smallest peak; `best`, which is valid, of those that are even."""
-    valid = [order for order in others if evaluate(arrays, order).valid]
-    return min([best, *valid], key=lambda order: evaluate(arrays, order).peak_nbytes)
+def _smallest(arrays: Arrays, orders: list[Ints]) -> tuple[Ints, int]:
+    """The first valid sequence of those with the smallest peak, and this peak; one at least is valid."""
+    results = [(order, evaluate(arrays, order)) for order in orders]
+    valid = [(order, result.peak_nbytes) for order, result in results if result.valid]
+    return min(valid, key=lambda each: each[1])
 
 
 @attrs.define

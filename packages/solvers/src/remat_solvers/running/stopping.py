@@ -10,6 +10,7 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
+from remat_graph import Plan
 from remat_graph.contexts import context
 from remat_solvers.protocol import Deadline
 
@@ -18,6 +19,11 @@ LIMIT_S, LARGE_LIMIT_S, LIMIT_OPS, LARGE_OPS = 20.0, 60.0, 1_000, 10_000
 
 INTERRUPTED = "interrupted"
 """Key of `Plan.solver_stats`: present, and true, if Ctrl-C ended the search for the plan."""
+
+
+def interrupted(plan: Plan) -> bool:
+    """Whether Ctrl-C ended the search for a plan, which is the best until then."""
+    return bool(plan.solver_stats.get(INTERRUPTED))
 
 
 def default_limit_s(ops: int) -> float:
