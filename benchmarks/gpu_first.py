@@ -21,8 +21,9 @@ with a checkpoint around each block; with Inductor at 40 % a step takes at most 
 
 `<out>/<device>-first.json` is written after every row, and what operators were measured to take into
 `platforms/<device>.json`. Rows that ended are skipped: run it again for the rest. Each section runs in a
-process of its own within its share of the time; a row that aborts, or does not end, costs no other row. The
-report lists what is wrong first; the exit status is 1 if anything is.
+process of its own within its share of the time; a row that aborts, or does not end, costs no other row. On a
+large machine (12 cores, a device of 64 GiB) tests and exactness, which time nothing, run at the same time.
+The report lists what is wrong first; the exit status is 1 if anything is.
 
 `--small` runs all of it on tiny models, on the CPU too, to test the script; times and predicted peaks are
 not judged then, and there is no limit of time.
@@ -35,8 +36,10 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -46,13 +49,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record, report
 from benchmarks.device_steps import current_device, device_name, first_line, release
-from benchmarks.first_contact.processes import announce, interpreter, rows_of
+from benchmarks.first_contact.processes import announce, interpreter, on_the_test_device, rows_of
 from benchmarks.first_contact.rows import Findings, Row, Setting
 from benchmarks.first_contact.sections import SECTIONS, Section
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _NO_LIMIT_S = 86_400.0
+# What processes at the same time need: six with tests and three with models.
+_ENOUGH_NBYTES = 64 << 30
+_ENOUGH_CORES = 12
+
+
+Part = tuple[Section, list[str]]
+"""A section, with rows of it that one process runs."""
 
 
 def run_rows(section: Section, names: Sequence[str], setting: Setting) -> None:
@@ -80,7 +90,7 @@ def run_rows(section: Section, names: Sequence[str], setting: Setting) -> None:
         release(setting.device)
 
 
-def sections_left(options: argparse.Namespace, rows: Sequence[Row]) -> list[tuple[Section, list[str]]]:
+def sections_left(options: argparse.Namespace, rows: Sequence[Row]) -> list[Part]:
     """The sections that are wanted, with the names of their rows that are not there; none without such."""
     done = {row.key for row in rows}
     wanted = [section for section in SECTIONS if section.name in (options.sections or [section.name])]
@@ -91,27 +101,64 @@ def sections_left(options: argparse.Namespace, rows: Sequence[Row]) -> list[tupl
     return [(section, names) for section, names in found if names]
 
 
+def is_large(device: torch.device) -> bool:
+    """Whether processes that are not timed may share the machine: each has its models on the device."""
+    if device.type == "cpu" or on_the_test_device():
+        return False
+    _, memory_nbytes = torch.accelerator.get_memory_info(device)
+    return memory_nbytes >= _ENOUGH_NBYTES and (os.cpu_count() or 1) >= _ENOUGH_CORES
+
+
+def turns(left: Sequence[Part], *, at_once: bool) -> list[list[Part]]:
+    """What runs at the same time, in order: each section alone, or those that are not timed together."""
+    untimed = [pair for pair in left if pair[0].processes and at_once]
+    found: list[list[Part]] = []
+    for pair in left:
+        if pair not in untimed:
+            found.append([pair])
+        elif pair is untimed[0]:
+            found.append([(section, part) for section, names in untimed for part in section.portions(names)])
+    return found
+
+
 def measure(
     options: argparse.Namespace, rows: list[Row], path: Path, device: torch.device, limit_s: float
 ) -> None:
-    """Add the rows that are not there; each section may take its share of the time that is left."""
+    """Add the rows that are not there; each turn may take the share of its longest section in what is left.
+
+    What operators take is not kept of rows that run at the same time as others, which disturb them.
+    """
     end_s = time.time() + limit_s  # processes begin at different times
-    left = sections_left(options, rows)
-    with tempfile.TemporaryDirectory() as costs:  # measured afresh, and once for all rows
+    order = turns(sections_left(options, rows), at_once=is_large(device))
+    shares = [max(section.share for section, _ in turn) for turn in order]
+    lock = threading.Lock()
+
+    def run(part: Part, share_s: float, folder: str, *, keeps: bool) -> None:
+        section, names = part
+        words = ["--out", str(options.out), *(["--small"] if options.small else [])]
+        words += [] if keeps else ["--platforms", folder]
+        words += ["--worker", section.name, "--until", str(time.time() + share_s), "--rows"]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "REMAT_CACHE_DIR": costs, "PYTHONPATH": os.pathsep.join(paths)}
-        for place, (section, names) in enumerate(left):
-            share = section.share / sum(later.share for later, _ in left[place:])
-            share_s = share * (end_s - time.time())
-            words = ["--out", str(options.out), *(["--small"] if options.small else [])]
-            words += ["--worker", section.name, "--until", str(time.time() + share_s), "--rows"]
-            command = functools.partial(_command, words)
-            for name, given in rows_of(command, names, limit_s=share_s, environment=environment):
+        environment = {**os.environ, "REMAT_CACHE_DIR": folder, "PYTHONPATH": os.pathsep.join(paths)}
+        command = functools.partial(_command, words)
+        for name, given in rows_of(command, names, limit_s=share_s, environment=environment):
+            with lock:
                 rows.append(Row(**{"section": section.name, "name": name, **given}))
                 record.write(
                     path, list(map(attrs.asdict, rows)), packages=["torch"], device=device_name(device)
                 )
                 print(line(rows[-1]), flush=True)
+
+    # Measured afresh, and once for all rows that are timed.
+    with tempfile.TemporaryDirectory() as alone, tempfile.TemporaryDirectory() as disturbed:
+        for place, turn in enumerate(order):
+            share_s = shares[place] / sum(shares[place:]) * (end_s - time.time())
+            keeps = len(turn) == 1
+            with ThreadPoolExecutor(len(turn)) as pool:
+                folder = alone if keeps else disturbed
+                running = [pool.submit(run, part, share_s, folder, keeps=keeps) for part in turn]
+            for each in running:
+                each.result()
 
 
 def _command(words: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -148,11 +195,12 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="tiny models, to test the script")
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--platforms", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--rows", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = current_device()
-    platforms = (options.out if options.small else ROOT) / "platforms"
+    platforms = options.platforms or (options.out if options.small else ROOT) / "platforms"
     if options.worker is not None:
         (section,) = (each for each in SECTIONS if each.name == options.worker)
         setting = Setting(

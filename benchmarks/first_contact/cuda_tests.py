@@ -19,6 +19,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SPARE_S = 3.0  # of the section's time, to count what ran
 _MOST_PROCESSES = 6  # each holds libraries on the device
 _OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
+_SUMMARY = re.compile(r"(?:FAILED|ERROR) (\S+) - (.*)")
+_REASON = 200  # characters of it
 _MISSING = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -80,6 +82,8 @@ def _read(found: Findings, lines: list[str]) -> None:
     unable = {test for test, outcome in outcomes.items() if outcome == "error" and "::" not in test}
     unable |= {line.split()[1] for line in lines if line.startswith("FAILED ") and _MISSING.search(line)}
     failed = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
+    summary = (_SUMMARY.match(line) for line in lines)
+    reasons = {one[1]: one[2] for one in summary if one is not None}
     counts = Counter(outcomes.values())
     found.figures = {"counts": dict(counts), "failed": failed, "not_installed": absent}
     found.said = [
@@ -88,4 +92,6 @@ def _read(found: Findings, lines: list[str]) -> None:
     if absent:  # files that need packages of the project's own environment
         found.said.append(f"{len(unable)} files or tests need {', '.join(absent)}")
         failed = [test for test in failed if test not in unable]
-    found.wrong += [f"{test} {outcomes[test]}; goal: all pass" for test in failed]
+    for test in failed:
+        reason = reasons.get(test, "no reason was printed")[:_REASON]
+        found.wrong.append(f"{test} {outcomes[test]}: {reason}; goal: all pass")

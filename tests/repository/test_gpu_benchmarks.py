@@ -4,6 +4,7 @@ import functools
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,6 +250,37 @@ class TestTheTimeOfFirstContact:
         assert limits_s == [150.0, 195.0, 195.0]  # 150 of 195 shares, then all that is left
         assert not any(row["cut"] for row in rows_in(tmp_path))
 
+    def test_sections_at_the_same_time(self, monkeypatch: Patch, tmp_path: Path) -> None:
+        """On a large machine those that time nothing, the rows of a model in one process; others alone."""
+        barrier = threading.Barrier(4)
+        runs: list[tuple[list[str], float, bool, str]] = []
+
+        def rows_of(command: Any, names: list[str], *, limit_s: float, environment: Any, **_: Any) -> Any:
+            kept = "--platforms" not in command(names)
+            runs.append((list(names), limit_s, kept, environment["REMAT_CACHE_DIR"]))
+            if not kept:
+                barrier.wait(60)  # all four are there at once
+            for name in names:
+                yield name, {"said": "done"}
+
+        monkeypatch.setattr(gpu_first, "rows_of", rows_of)
+        monkeypatch.setattr(gpu_first, "is_large", lambda device: True)
+        monkeypatch.setattr(gpu_first, "time", SimpleNamespace(time=lambda: 0.0))
+        sections = ("tests", "exact", "full budget", "runtimes")
+        words = ("--small", "--out", str(tmp_path), "--sections", *sections, "--time-limit", "230")
+        assert main_of(gpu_first, monkeypatch, *words) == 0
+        together, alone = runs[:4], runs[4:]
+        assert not any(kept for _, _, kept, _ in together)
+        assert all(kept for _, _, kept, _ in alone)
+        assert {limit_s for _, limit_s, _, _ in together} == {150.0}  # the share of the longest, of 230
+        assert len({folder for *_, folder in together}) == len({folder for *_, folder in alone}) == 1
+        assert together[0][3] != alone[0][3]  # times that were disturbed are not used again
+        models = [{name.split()[0] for name in names} for names, *_ in together]
+        assert sum(map(len, models)) == len(set().union(*models))
+        assert [names for names, *_ in alone] == [["resnet", "gpt"], list(runtimes.names(small=True))]
+        found = [(row["section"], row["name"]) for row in rows_in(tmp_path)]
+        assert len(found) == len(set(found)) == sum(len(names) for names, *_ in runs)
+
     def test_a_process_that_begins_late(self, monkeypatch: Patch, tmp_path: Path) -> None:
         """It ends when its section ends, however long it took to begin."""
         settings: list[Setting] = []
@@ -257,6 +289,14 @@ class TestTheTimeOfFirstContact:
         words = ("--worker", "tests", "--until", "1100", "--rows", "cuda")
         assert main_of(gpu_first, monkeypatch, *words, "--out", str(tmp_path)) == 0
         assert settings[0].end_s == 7.0 + 60.0
+
+    def test_tests_that_failed(self, monkeypatch: Patch) -> None:
+        """With the reason that pytest prints at the end."""
+        said = ["[gw0] [ 50%] FAILED tests/a.py::two[x]", "FAILED tests/a.py::two[x] - assert 7 == 5"]
+        ended = SimpleNamespace(stdout=said, wait=lambda: 1, kill=lambda: None)
+        monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: ended)
+        found = cuda_tests.run("cuda", Setting(device=torch.device("cuda"), small=True, platforms=Path()))
+        assert found.wrong == ["tests/a.py::two[x] failed: assert 7 == 5; goal: all pass"]
 
     def test_tests_that_were_cut(self, monkeypatch: Patch) -> None:
         """What ran is counted, and the rest is run next time."""
@@ -268,4 +308,5 @@ class TestTheTimeOfFirstContact:
         assert found.cut
         assert found.figures["counts"] == {"passed": 1, "failed": 1}
         assert "not all tests ran" in found.wrong[0]
+        assert "no reason was printed" in found.wrong[1]
         assert FirstRow(section="tests", name="cuda", cut=found.cut).cut
