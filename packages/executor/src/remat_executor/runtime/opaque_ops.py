@@ -23,6 +23,8 @@ from remat_executor.translation.recipes import own_copy
 Operator = Callable[..., Any]
 aten = torch.ops.aten
 _CUDNN = (cudnn_batch_norm, aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default)
+_LOSS_BACKWARD = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+_MEAN = 1  # of torch's reductions
 
 
 class Opaque(Interpreter):
@@ -56,6 +58,8 @@ class Opaque(Interpreter):
             return _fusible_batch_norm(n.target, args)
         if n.target is sum_of_weights:  # the sizes of its parts depend on data
             return traceable_sum_of_weights(*args)
+        if n.target in _LOSS_BACKWARD:
+            return _fusible_loss_backward(*args)
         if n in self.with_token:
             *results, self.token = self.with_token[n](self.token, *args, **kwargs)
             return results[0] if len(results) == 1 else tuple(results)
@@ -99,6 +103,33 @@ def _fusible_batch_norm(target: Any, args: tuple[Any, ...]) -> Any:
     else:
         made = aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, *rest)
     return (*made, reserve)
+
+
+def _fusible_loss_backward(
+    gradient: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """The backward of a negative log likelihood, element by element.
+
+    Torch's own scatters into zeros, which a compiler holds as one more tensor of the input's size. This fuses
+    with the backward of the softmax.
+    """
+    channel = 0 if x.ndim == 1 else 1
+    shape = [-1 if dimension == channel else 1 for dimension in range(x.ndim)]
+    at = target.unsqueeze(channel)
+    if reduction == _MEAN:
+        gradient = gradient / total_weight
+    if 0 < gradient.ndim < x.ndim:
+        gradient = gradient.unsqueeze(channel)
+    if weight is not None:
+        gradient = gradient * weight.view(shape)
+    places = torch.arange(x.shape[channel], device=x.device).view(shape)
+    return torch.where((places == at) & (at != ignored), -gradient, 0.0).to(x.dtype)
 
 
 def _reader(device: str) -> Operator:

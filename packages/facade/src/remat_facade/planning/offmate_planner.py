@@ -104,7 +104,7 @@ class OffmatePlanner(StepPlanner):
     @property
     def _taken_nbytes(self) -> int:
         """Device bytes in use with any plan."""
-        return self.reserve_nbytes + self.training.external_nbytes
+        return self.reserve_nbytes + self.margin_nbytes + self.training.external_nbytes
 
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
         """Run the solver.
@@ -211,9 +211,14 @@ class OffmatePlanner(StepPlanner):
             return False
         if plan.on_host and plan.host_peak_nbytes > self.host_budget_nbytes - self._rounding_nbytes(graph):
             return False
-        then = (plan.solver_stats.get(HOST_BUDGET), *attrs.astuple(plan.links))
-        now = (self.host_budget_nbytes, *attrs.astuple(self.links))
+        then = (plan.solver_stats.get(HOST_BUDGET), *_bandwidths(plan.links))
+        now = (self.host_budget_nbytes, *_bandwidths(self.links))
         return all(map(_alike, then, now))
+
+
+def _bandwidths(links: Links) -> tuple[float | None, ...]:
+    """Without the time to start a copy, which varies more than it matters."""
+    return attrs.astuple(links, filter=lambda field, _: field.name != "start_s")
 
 
 def _alike(then: Any, now: Any) -> bool:
