@@ -109,5 +109,38 @@ def test_what_a_step_leaves_goes_on_beside_the_next() -> None:
 def test_bandwidths_that_nothing_has(rate: float) -> None:
     """The seconds of a copy over them could not be added to others."""
     for field in attrs.fields(Links):
+        if field.name == "start_s":
+            continue
         with pytest.raises(ValueError, match=field.name):
             Links(**{field.name: rate})
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_a_copy_that_takes_no_time_to_start(seconds: float) -> None:
+    with pytest.raises(ValueError, match="start_s"):
+        Links(start_s=seconds)
+
+
+def test_the_host_starts_copies_while_the_device_computes() -> None:
+    """In the optimizer's call the device has nothing else to do, so each copy there takes the host's time."""
+    values = [
+        Value(name="w", nbytes=10, role=Role.PARAM, placement=Placement.DEVICE),
+        Value(name="m", nbytes=10, role=Role.OPTIMIZER_STATE, of=0, placement=Placement.HOST),
+        Value(name="y", nbytes=1, role=Role.OUTPUT),
+        Value(name="g", nbytes=10, role=Role.GRAD, of=0),
+    ]
+    update = Update(param=0, grad=3, states=(1,), device_time_s=2.0, cpu_time_s=9.0)
+    ops = [((0,), (2,)), ((0,), (3,))]
+    graph = small_graph("s", values, ops, forward=1, time_s=4.0, updates=[update])
+    fetch, send = Transfer(1, BACK), Transfer(1, OUT)
+    fetched: list[Step] = [Start(fetch), Wait(fetch)]
+    updated: list[Step] = [OptimizerStep(0, COMPUTE), Start(send), Wait(send), Free(1)]
+    late = Schedule([Compute(0), Compute(1), *fetched, *updated], 1, 2)
+    early = Schedule([*fetched, Compute(0), Compute(1), *updated], 3, 4)
+    rates = {"to_host_nbytes_per_s": 10, "to_device_nbytes_per_s": 10}
+    for schedule, copies in ((late, 2), (early, 1)):
+        at_once = simulate(graph, schedule, links=Links(**rates))
+        assert at_once.time_s == 1 + 8 + 2 + 1
+        started = simulate(graph, schedule, links=Links(**rates, start_s=0.25))
+        assert started.time_s == at_once.time_s + 0.25 * copies
+        assert started.lane_s == at_once.lane_s

@@ -11,6 +11,8 @@ import torch
 
 from remat_graph import Lane
 from remat_offload import CudaMachine, HostPool, LaneFailed
+from remat_offload.copy_lanes import threaded
+from remat_offload.copy_lanes.optimizer_threads import kernel_threads, optimizer_threads
 
 
 @attrs.define(eq=False)
@@ -79,6 +81,46 @@ def cuda() -> FakeCuda:
 def machine(cuda: FakeCuda) -> Iterator[CudaMachine]:
     with CudaMachine("cpu", cuda=cuda) as machine:
         yield machine
+
+
+@pytest.fixture
+def sixteen_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(16)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("sixteen_threads")
+@pytest.mark.parametrize(("threads", "used"), [(16, 12), (8, 6), (4, 2), (2, 1), (1, 1)])
+def test_updates_leave_cores(threads: int, used: int) -> None:
+    """To the threads that issue work to a device; where the CPU is the device there are none."""
+    torch.set_num_threads(threads)
+    assert optimizer_threads(torch.device("cuda")) == used
+    assert optimizer_threads(torch.device("cpu")) == threads
+
+
+@pytest.mark.usefixtures("sixteen_threads")
+def test_lanes_keep_their_threads(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that run kernels later, and the one that made the machine, use as many as before."""
+    monkeypatch.setattr(threaded, "optimizer_threads", lambda device: 5)
+    seen: list[int] = []
+    with CudaMachine("cpu", cuda=cuda) as machine:
+        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        other.start()
+        other.join(60)
+        machine.work(lambda: seen.append(torch.get_num_threads())).synchronize()
+    assert seen == [16, 5]
+    assert torch.get_num_threads() == 16
+
+
+@pytest.mark.usefixtures("sixteen_threads")
+def test_kernels_with_fewer_threads() -> None:
+    with kernel_threads(3):
+        assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == 16
+    with kernel_threads(16):
+        assert torch.get_num_threads() == 16
 
 
 def test_a_copy_waits_for_compute_and_copies(machine: CudaMachine, cuda: FakeCuda) -> None:

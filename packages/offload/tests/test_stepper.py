@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from remat_executor import MemoryMeter
 from remat_offload import Kind, StateTensor, StepMisuse, Stepper
+from remat_offload.optimizer.private_copy import narrowed, settings_for
 from remat_offload.optimizer.trial_steps import same
 
 from . import optimizers
@@ -433,3 +434,15 @@ def test_states_of_another_dtype() -> None:
     stepper.step([param], [numbers(500, dtype=torch.bfloat16)])
     with pytest.raises(StepMisuse, match=r"exp_avg is torch.bfloat16, expected is torch.float32"):
         stepper.begin(param, param.detach().float())
+
+
+def test_settings_for_one_parameter() -> None:
+    """With the names of parameters, where the optimizer has them, and without."""
+    params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    plain = torch.optim.AdamW(params, lr=0.5).param_groups[0]
+    named = torch.optim.AdamW([(f"p{i}", param) for i, param in enumerate(params)], lr=0.5).param_groups[0]
+    for group in (plain, named):
+        found, expected = settings_for(group, params[1]), narrowed(group, {params[1]: params[1]})
+        assert found.pop("params")[0] is expected.pop("params")[0] is params[1]
+        assert found == expected
+    assert settings_for(named, params[1])["param_names"] == ["p1"]

@@ -9,6 +9,8 @@ _rate = attrs.validators.and_(attrs.validators.ge(1e-12), attrs.validators.le(1e
 
 _rate_or_none = attrs.validators.optional(_rate)
 
+_start = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.le(1e6))
+
 _LEAST = 0.05  # share of its speed that the CPU optimizer keeps, however busy the host memory is
 
 
@@ -23,6 +25,8 @@ class Links:
         to_device_duplex_nbytes_per_s: host to device while the other direction is busy; None: as alone.
         host_nbytes_per_s: bandwidth of the host memory, which copies and the CPU optimizer share; None:
             copies do not slow the optimizer.
+        start_s: seconds of the host to start a copy. During forward and backward the device works meanwhile;
+            in the optimizer's call it waits.
     """
 
     to_host_nbytes_per_s: float = attrs.field(default=25e9, validator=_rate)
@@ -30,6 +34,7 @@ class Links:
     to_host_duplex_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
     to_device_duplex_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
     host_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
+    start_s: float = attrs.field(default=0.0, validator=_start)
 
     def alone_s(self, lane: Lane, nbytes: int) -> float:
         """Seconds of a copy while no other lane is busy."""

@@ -6,6 +6,7 @@ which are handled as soon as the update is complete. Other threads run no handle
 """
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import FrameType
@@ -15,7 +16,10 @@ import attrs
 
 from remat_graph.contexts import context
 
-_SIGNALS = tuple(sorted(signal.valid_signals()))
+_SIGNALS = tuple(map(int, sorted(signal.valid_signals())))
+
+# What `signal` wraps, where there is such a module: its enumerations take ten times as long as all else here.
+_plain: Any = sys.modules.get("_signal", signal)
 
 
 @attrs.define
@@ -43,13 +47,13 @@ def uninterrupted() -> Generator[None, None, None]:
     deferring = _DeferringHandler(handlers)
     try:
         for number in handlers:
-            signal.signal(number, deferring)
+            _plain.signal(number, deferring)
         yield
     finally:
         deferring.over = True  # first: a handler may raise between any two of these instructions
         try:
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                _plain.signal(number, handler)
         finally:
             _handle(deferring.received)
 
@@ -59,7 +63,7 @@ def _handlers() -> dict[int, Any]:
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
-            handler = signal.getsignal(number)
+            handler = _plain.getsignal(number)
             if isinstance(handler, _DeferringHandler) and not handler.over:
                 return {}
             if callable(handler):

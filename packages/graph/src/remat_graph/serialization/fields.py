@@ -39,14 +39,15 @@ def plain(content: Any) -> Any:
 
 
 def links_to_data(links: Links) -> dict[str, float]:
-    """Bandwidths as JSON data; those that are None are left out."""
-    return {name: rate for name, rate in attrs.asdict(links).items() if rate is not None}
+    """Bandwidths and times as JSON data; those that are None or 0 are left out."""
+    return {name: rate for name, rate in attrs.asdict(links).items() if rate}
 
 
 def read_links(reader: Reader) -> Links:
     """Read the data of `links_to_data`."""
     reader.known(keys_of(Links))
     try:
-        return Links(**{name: reader.get(name).rate() for name in reader.mapping()})
+        given = ((name, reader.get(name)) for name in reader.mapping())
+        return Links(**{name: each.seconds() if name == "start_s" else each.rate() for name, each in given})
     except ValueError:
         reader.fail("a bandwidth is above 1e18 bytes per second; leave out what was not measured")

@@ -58,6 +58,10 @@ class Clock:
                 self._mark()
             self.waits.add(job)
 
+    def issue(self, transfer: Transfer) -> None:
+        """Let the compute lane wait until the host has started a transfer."""
+        self.computing_s += self.links.start_s
+
     def start(self, transfer: Transfer) -> None:
         """Queue a transfer; it begins after the work queued on the compute lane so far."""
         after = self._mark()

@@ -285,6 +285,8 @@ class Replay:
                 self._fail(f"{stored.name} is on the device already")
             self._keep_staleness(value, self.stale_on_host, self.stale_on_device)
         self.pending.setdefault(value, set()).add(transfer.lane)
+        if self.schedule.end is not None and self.step >= self.schedule.end:
+            self.events.append((Clock.issue, transfer))
         self.events.append((Clock.start, transfer))
 
     def _check_source(self, value: int, present: set[int], where: str) -> None:

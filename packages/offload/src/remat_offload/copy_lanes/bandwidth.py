@@ -1,6 +1,7 @@
 """Measure the bandwidth of a machine's copies, and of an optimizer step that runs during copies."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,6 +17,8 @@ _LONG_S = 4e-3  # in a copy of this duration the time to begin it is negligible
 _UPDATE_NBYTES = 28  # for each element that AdamW steps: four floats read, three written
 _POLL_S = 1e-4
 _REPEATS = 3
+_FEW = 512  # bytes: too few to take time
+_STARTS = 32
 _SLOWDOWN = 0.02  # of the optimizer's speed: less is noise
 
 
@@ -54,6 +57,7 @@ def measure_links(
     copied = blocks.copy({lane: round(bandwidth * share) for lane, bandwidth in alone.items()})
     both = {lane: min(alone[lane], copied[lane]) for lane in host}
     host_nbytes_per_s = _host_bandwidth(blocks, both, numel=nbytes // 4)
+    start_s = 0.0 if machine.device.type == "cpu" else blocks.start_s()  # a host that computes waits anyway
     for lane, block in host.items():
         pool.release(block)
         machine.release(device[lane])
@@ -63,6 +67,7 @@ def measure_links(
         to_host_duplex_nbytes_per_s=both[Lane.TO_HOST],
         to_device_duplex_nbytes_per_s=both[Lane.TO_DEVICE],
         host_nbytes_per_s=host_nbytes_per_s,
+        start_s=start_s,
     )
 
 
@@ -86,6 +91,18 @@ class _Blocks:
         while self.nbytes < whole and self.nbytes / max(min(self.copy(one).values()) for _ in "12") < _LONG_S:
             self.nbytes = min(whole, 4 * self.nbytes)
         self.copy(one)
+
+    def start_s(self) -> float:
+        """Return the seconds of the calling thread for a copy into new memory and the wait for it."""
+        taken_s = []
+        host = self.host[Lane.TO_DEVICE][:_FEW]
+        for _ in range(_STARTS):
+            began_s = self.clock()
+            there = self.machine.allocate((_FEW,), (1,), torch.uint8)
+            self.machine.wait_on_compute(self.machine.copy(Lane.TO_DEVICE, there, host))
+            taken_s.append(self.clock() - began_s)
+            self.machine.release(there)
+        return statistics.median(taken_s)
 
     def copy(self, copies: Mapping[Lane, int], meanwhile: Callable[[], object] = int) -> dict[Lane, float]:
         """Return the bytes per second of each lane, all of its copies begun before `meanwhile`."""

@@ -14,6 +14,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from queue import SimpleQueue
 from types import TracebackType
 from typing import ClassVar, Self
@@ -25,6 +26,7 @@ from torch import Tensor
 from remat_executor.fork_lock import CHECK_INTERVAL_S
 from remat_graph import Lane
 from remat_offload.copy_lanes.machine import Ticket, check_copy
+from remat_offload.copy_lanes.optimizer_threads import kept_threads, optimizer_threads
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.errors import LaneFailed, MachineMisuse
 from remat_offload.host_memory.pool import Event
@@ -38,6 +40,7 @@ _CLOSED = (
     "it was closed, by close() of the module that uses it or by its own, and accepts no more work; call "
     "backward() and step() before close(), or build the module again"
 )
+_BEGIN_S = 10.0  # how long a lane may take to begin
 _PARTING_S = 1.0  # how long a machine that was not closed waits for each lane at its end
 
 
@@ -45,16 +48,26 @@ class _Thread(threading.Thread):
     """The thread of a lane. It may collect garbage like any other thread, and then runs finalizers."""
 
     def __init__(
-        self, queue: "SimpleQueue[Job | None]", failures: list["_Failure"], dropped: "_Switch", name: str
+        self,
+        queue: "SimpleQueue[Job | None]",
+        failures: list["_Failure"],
+        dropped: "_Switch",
+        name: str,
+        kernel_threads: int,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._lane = (queue, failures, dropped)
         self._process = os.getpid()
+        self._kernel_threads = kernel_threads
+        self.begun = threading.Event()
         self.through = threading.Event()  # set when it has run all jobs of a closed lane
 
     def run(self) -> None:
         """Run the lane's jobs, without a reference to the machine, which would keep the machine alive."""
         queue, failures, dropped = self._lane
+        if self._kernel_threads != torch.get_num_threads():
+            torch.set_num_threads(self._kernel_threads)
+        self.begun.set()
         while (job := queue.get()) is not None:
             job.run(failures, dropped.on)
         self.through.set()
@@ -187,12 +200,16 @@ class LanedMachine(ABC):
         self._last: dict[Lane, Job] = {}
         self._queues: dict[Lane, SimpleQueue[Job | None]] = {lane: SimpleQueue() for lane in _LANES}
         dropped = _Switch()
+        threads = optimizer_threads(device)
         self._threads = {
-            lane: _Thread(queue, self._failures, dropped, f"remat {lane}")
+            lane: _Thread(queue, self._failures, dropped, f"remat {lane}", threads)
             for lane, queue in self._queues.items()
         }
-        for thread in self._threads.values():
-            thread.start()
+        with kept_threads() if threads != torch.get_num_threads() else nullcontext():
+            for thread in self._threads.values():
+                thread.start()
+            for thread in self._threads.values():
+                thread.begun.wait(_BEGIN_S)
         self._finalizer = weakref.finalize(
             self, _end_threads, self._queues, list(self._threads.values()), dropped
         )

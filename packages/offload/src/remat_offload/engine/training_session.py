@@ -23,6 +23,7 @@ from remat_graph import Graph, Placement, Role
 from remat_graph.contexts import context
 from remat_graph.training import Optimized, training_graph, with_placement
 from remat_offload.copy_lanes.machine import Machine
+from remat_offload.copy_lanes.optimizer_threads import kernel_threads, optimizer_threads
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.engine.engine import Engine
 from remat_offload.engine.on_demand_weights import OnDemandWeights
@@ -117,9 +118,9 @@ class TrainingSession:
                 continue
             if self.machine.device.type != "cpu":
                 self.external_nbytes += self.states.scalars(param) * graph.rounding_nbytes
-            here, on_cpu = (
-                self.states.cost(param, place) for place in (self.machine.device, torch.device("cpu"))
-            )
+            here = self.states.cost(param, self.machine.device)
+            with kernel_threads(optimizer_threads(self.machine.device)):  # as in its lane
+                on_cpu = self.states.cost(param, torch.device("cpu"))
             optimized.append(
                 Optimized(
                     param=index,

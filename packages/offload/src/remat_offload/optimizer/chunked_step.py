@@ -19,7 +19,6 @@ from remat_offload.tensor_memory import flat_view, memory_order, share_order
 
 _BITS = {1: torch.uint8, 2: torch.int16}
 _IN_CACHE = 1 << 18  # elements: a copy of that size stays in a cache
-_IN_A_KERNEL = 1 << 22  # elements that are worth a kernel on a device
 _AT_LEAST = 64  # elements that are worth a call
 
 
@@ -145,15 +144,15 @@ def _refresh_master(master: torch.Tensor, data: torch.Tensor) -> None:
 
     Writes are found by comparing bits: ``.data`` and assigned memory do not change a version counter.
     Temporary memory is smaller than that of the widened gradient of the next step. Only on a CPU a comparison
-    precedes the writes: on a device it would block the caller.
+    precedes the writes: on a device it would block the caller, who pays for each kernel there.
     """
     if not share_order(master, data):
         _refresh_chunk(master, data)
         return
     wide, narrow = flat_view(master), flat_view(data)
-    if data.device.type != "cpu":
-        size = min(_IN_A_KERNEL, -(-data.numel() // 2)) or 1
-        for chunk in zip(wide.split(size), narrow.split(size), strict=True):
+    if data.device.type != "cpu":  # halves, whose temporary memory is smaller than the widened gradient
+        half = -(-data.numel() // 2) or 1
+        for chunk in zip(wide.split(half), narrow.split(half), strict=True):
             _refresh_chunk(*chunk)
         return
     size = _IN_CACHE * torch.get_num_threads()
@@ -175,7 +174,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _refresh_chunk(master: torch.Tensor, data: torch.Tensor) -> None:
     kind = _BITS[data.itemsize]
     changed = master.to(data.dtype).view(kind) != data.view(kind)
-    master.copy_(torch.where(changed, data, master))
+    torch.where(changed, data, master, out=master)
 
 
 def store_state(after: State, states: Mapping[str, torch.Tensor], before: State) -> None:

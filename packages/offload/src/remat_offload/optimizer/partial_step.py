@@ -16,7 +16,7 @@ from remat_offload.errors import StepMisuse
 from remat_offload.optimizer.chunked_step import ChunkedStep, store_state
 from remat_offload.optimizer.chunking import ALIGNMENT, CHUNK_NUMEL, split_elements
 from remat_offload.optimizer.draw_guard import is_from_torch
-from remat_offload.optimizer.private_copy import State, narrowed, shallow_copy, step
+from remat_offload.optimizer.private_copy import State, narrowed, settings_for, shallow_copy, step
 from remat_offload.optimizer.profile import Kind, Profile, StateTensor, layout, profile_optimizer
 from remat_offload.tensor_memory import flat_view, memory_order, share_order
 
@@ -215,7 +215,7 @@ class Stepper:
 
         settings = {  # tensors are cloned, since a scheduler may change them in place
             name: value.clone() if isinstance(value, torch.Tensor) else value
-            for name, value in narrowed(self._group(param), {param: param}).items()
+            for name, value in settings_for(self._group(param), param).items()
         }
         return ChunkedStep(self._optimizer, param, settings, profile.placed, reserve, like.numel())
 

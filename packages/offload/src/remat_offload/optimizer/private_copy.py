@@ -84,6 +84,15 @@ def narrowed(group: Mapping[str, Any], instead: Mapping[torch.Tensor, torch.Tens
     return narrow
 
 
+def settings_for(group: Mapping[str, Any], param: torch.Tensor) -> dict[str, Any]:
+    """Return a group with its current settings and one of its parameters; O(1) in theirs without names."""
+    found = {**group, "params": [param]}
+    if "param_names" in group:
+        place = next(place for place, each in enumerate(group["params"]) if each is param)
+        found["param_names"] = [group["param_names"][place]]
+    return found
+
+
 def _copied(value: Any, known: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, known)
