@@ -11,13 +11,16 @@ import pytest
 from remat_graph import (
     Grads,
     Graph,
+    Implementation,
     Lane,
     Links,
+    Op,
     OptimizerStep,
     Placement,
     Role,
     Schedule,
     Start,
+    Value,
     noremat_peak_nbytes,
     simulate,
 )
@@ -28,6 +31,7 @@ from remat_solvers import Deadline, Problem, Solution, Status
 from remat_solvers.methods.pofo import Pofo
 from remat_solvers.offload.candidate import PERIODS
 from remat_solvers.offload.candidates import WORTH
+from remat_solvers.offload.optimizer_updates import optimizer_call_steps
 from remat_solvers.offload.parameter_groups import params_of
 from remat_solvers.offload.placement_neighbors import host_choices, placement_neighbors
 from remat_solvers.offload.solver import Offload
@@ -226,6 +230,54 @@ def test_placement_neighbors_differ_in_up_to_three_parameters() -> None:
     assert {1, 2, 3} == set(counts)
     every = set(homes(random_training(3, 4)))
     assert set(chosen) <= every - {frozenset()}
+
+
+def test_small_parameters_stay() -> None:
+    """Biases and norms cost a copy each and save next to nothing; parameters of one size are all offered."""
+    graph = random_training(5, 6)
+    shapes = params_of(graph)
+    large = [param.index for param in shapes[1:]]
+    values = [
+        attrs.evolve(value, nbytes=value.nbytes * 1000)
+        if {i, value.of} & set(large)
+        else attrs.evolve(value, nbytes=64)
+        if shapes[0].index in {i, value.of}
+        else value
+        for i, value in enumerate(graph.values)
+    ]
+    assert sorted(param.index for param in params_of(attrs.evolve(graph, values=values))) == sorted(large)
+
+
+def test_states_leave_room_for_the_update_that_runs() -> None:
+    """States fetched for later updates fill the device, but not what an update needs while it runs."""
+    values = []
+    ops = []
+    optimized = []
+    count = 6
+    for i in range(count):
+        values.append(Value(name=f"w{i}", nbytes=100, role=Role.PARAM, external=True))
+    for i in range(count):
+        values.append(Value(name=f"g{i}", nbytes=100, role=Role.GRAD, of=i))
+    values.append(Value(name="y", nbytes=1, role=Role.OUTPUT))
+    y = 2 * count
+    forward = Implementation(inputs=range(count), outputs=(y,), time_s=1.0)
+    ops.append(Op(name="f", target="f", implementations=[forward]))
+    for i in range(count):
+        only = Implementation(inputs=(i,), outputs=(count + i,), time_s=1.0)
+        ops.append(Op(name=f"b{i}", target="b", backward=True, implementations=[only]))
+        times = {"device_time_s": 0.1, "cpu_time_s": 50.0}
+        workspace_nbytes = 90 if i < 2 else 10  # later ones need less, and are fetched while these wait
+        optimized.append(Optimized(param=i, states=(("m", 100),), workspace_nbytes=workspace_nbytes, **times))
+    graph = training_graph(Graph(name="s", values=values, ops=ops), optimized)
+    on_host = {i for i, value in enumerate(graph.values) if value.role is Role.OPTIMIZER_STATE}
+    placed = with_placement(graph, on_host)
+    begun = Schedule.unplanned(placed)
+    left_nbytes = simulate(placed, begun).live_nbytes[-1]
+    links = Links(to_host_nbytes_per_s=100.0, to_device_nbytes_per_s=100.0)
+    for headroom_nbytes in range(190, 700, 10):
+        tail = optimizer_call_steps(placed, headroom_nbytes, links)
+        schedule = Schedule([*begun.steps, *tail], begun.boundary, len(begun.steps))
+        assert simulate(placed, schedule).peak_nbytes <= left_nbytes + headroom_nbytes
 
 
 # What moves, and what does not.

@@ -92,7 +92,9 @@ def optimizer_call_steps(graph: Graph, headroom_nbytes: int, links: Links) -> li
     on_host = [u for u in updates if graph.values[u.param].placement is Placement.HOST]
     on_device = [u for u in updates if graph.values[u.param].placement is Placement.DEVICE]
     steps: list[Step] = [OptimizerStep(update.param, Lane.CPU_OPTIMIZER) for update in on_host]
-    stream = _StateStream(graph, headroom_nbytes, links)
+    # States of later updates fill the headroom, but for what the update that runs needs.
+    workspace_nbytes = max((u.workspace_nbytes for u in on_device), default=0)
+    stream = _StateStream(graph, headroom_nbytes - workspace_nbytes, links)
     for update in sorted(on_device, key=lambda u: not streamed_states(graph, u)):
         if streamed_states(graph, update):
             stream.fetch(update)
@@ -115,10 +117,10 @@ class _StateStream:
     def fetch(self, update: Update) -> None:
         """Fetch an update's states as soon as they fit."""
         states = streamed_states(self.graph, update)
-        needed = sum(self.graph.allocated_nbytes(v) for v in states) + update.workspace_nbytes
-        while self.free_nbytes < needed and (self.inward or self.outward):
+        needed_nbytes = sum(self.graph.allocated_nbytes(v) for v in states)
+        while self.free_nbytes < needed_nbytes and (self.inward or self.outward):
             self._end_one()
-        self.free_nbytes -= needed - update.workspace_nbytes
+        self.free_nbytes -= needed_nbytes
         self.in_free_s = max(self.in_free_s, self.now_s)
         for value in states:
             self.in_free_s += self.links.alone_s(Lane.TO_DEVICE, self.graph.values[value].nbytes)
