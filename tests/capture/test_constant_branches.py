@@ -174,7 +174,8 @@ def test_attention_gets_no_mask_that_eager_does_not_make(name: str, tmp_path: Pa
     case = get_case(name)
     model = case.build()
     args, kwargs = case.sample(0)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as eager:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, acc_events=True) as eager:  # without it torch 2.11 warns
         model(*args, **kwargs)
     planned = Hiremate(model, args, "100%", sample_kwargs=kwargs, cache_dir=tmp_path, zoo=False)
     fused = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -62,7 +62,8 @@ def test_errors_are_at_most_those_of_eager(function: Callable[[Tensor], Tensor],
     for added in (False, True):
         model = Net(function, added).to(dtype)
         for seed in (None, 1, 2):
-            found = errors(model, (torch.randn(40, 16).to(dtype),), [fused_gelu], seed)
+            # A loss is one number: over fewer inputs, its error in bfloat16 is luck (1.6 times eager's).
+            found = errors(model, (torch.randn(40, 16).to(dtype),), [fused_gelu], seed, draws=160)
             assert 1 == len(found.module.graph.switches)
             found.check()
 

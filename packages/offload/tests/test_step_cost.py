@@ -12,6 +12,8 @@ from remat_offload.optimizer import step_cost
 from remat_offload.optimizer.chunking import CHUNK_NUMEL
 from remat_offload.optimizer.step_cost import update_cost
 
+from .optimizers import Filled
+
 CPU = torch.device("cpu")
 
 
@@ -83,7 +85,7 @@ def test_a_small_parameter_takes_as_long_as_its_issue() -> None:
 
 
 @pytest.mark.parametrize("shape", [(7, 11), (5,), ()])
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop, Filled])
 def test_other_states_and_shapes_are_stepped_too(kind: Any, shape: tuple[int, ...]) -> None:
     parameter = torch.nn.Parameter(torch.ones(5))
     optimizer = kind([parameter], lr=0.1)

@@ -10,7 +10,6 @@ import attrs
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils.flop_counter import flop_registry
 
 from remat_executor.capture.captured import Captured
 from remat_executor.costs.arguments import Arguments
@@ -26,6 +25,7 @@ from remat_executor.fx_nodes import meta_tensors
 from remat_executor.generator_state import preserved_generators
 from remat_executor.inspection.tensors import Tensors
 from remat_executor.torch_private.dispatch import argument_names
+from remat_executor.torch_private.flop_rules import flop_rule
 from remat_executor.torch_private.precision import float32_precisions
 from remat_executor.translation.keys import anywhere, kernel_key
 from remat_executor.translation.recipes import CallOperator, Draw, Recipe, RunKernel, TrainBatchNorm
@@ -271,7 +271,7 @@ def op_cost(translation: Translation, graph: Graph, op: int, implementation: int
     if isinstance(recipe, CallOperator | Draw):
         node = recipe.node
         packet = getattr(node.target, "overloadpacket", None)
-        count = flop_registry.get(_COUNTED_AS.get(packet, packet))
+        count = flop_rule(_COUNTED_AS.get(packet, packet))
         if count is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
             counted = count(*args, **kwargs, out_val=node.meta["val"])

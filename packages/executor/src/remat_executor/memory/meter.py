@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from remat_executor.fork_lock import ForkAwareLock
+from remat_executor.torch_private.flop_rules import flop_rule
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -101,7 +101,7 @@ class MemoryMeter(TorchDispatchMode):
                 self.peak_nbytes, self.peak_op = live, str(func)
             if self.trace is not None:
                 self.trace.append((str(func), live))
-            count = flop_registry.get(getattr(func, "overloadpacket", None))
+            count = flop_rule(getattr(func, "overloadpacket", None))
             if count is not None:
                 self.flops += int(count(*args, **kwargs, out_val=out))
         return out

@@ -184,6 +184,24 @@ def _without_flattening() -> Generator[None, None, None]:
         layers.flatten_parameters = flatten
 
 
+@context
+def _with_linalg_checks() -> Generator[None, None, None]:
+    """Keep the checks by which `torch.linalg` raises, as of a singular matrix.
+
+    They have no result. Torch 2.11 drops them from a trace, which later versions do not.
+    """
+    effects, check = "torch._higher_order_ops.effects", "aten::_linalg_check_errors"
+    handle = None
+    try:
+        if private_name(effects, "_get_effect")(check) is None:
+            ordered = private_name(effects, "_EffectType").ORDERED
+            handle = private_name(effects, "_register_effectful_op")(check, ordered)
+        yield
+    finally:
+        if handle is not None:
+            handle.destroy()
+
+
 def export_joint(
     module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], *, as_if_compiling: bool = False
 ) -> Joint:
@@ -201,6 +219,7 @@ def export_joint(
         _as_if_compiling() if as_if_compiling else contextlib.nullcontext(),
         as_eager_composes(),
         _without_flattening(),
+        _with_linalg_checks(),
         with_careful_fake_cache(),
         without_code(),
         private_name("torch._functorch.config", "patch")(
@@ -210,7 +229,9 @@ def export_joint(
             }
         ),
     ):
-        joint = export(stack, module, tensors)
+        # Else Dynamo, when it compiles a function within the trace, guards by that mode's counts of calls,
+        # which its own work changes: torch 2.11 then refuses the function.
+        joint = export(stack, module, tensors, _disable_torch_fn_metadata_mode=as_if_compiling)
         found = joint._aot_state.fw_metadata
         return Joint(
             graph_module=joint.graph_module,

@@ -75,6 +75,24 @@ def step_tensor(
     return replica.state.get(substitute)
 
 
+def state_like(pattern: Mapping[str, Any], shape: Sequence[int], param: torch.Tensor) -> State:
+    """Return a state for a parameter after that of another one, whose shape is `shape`.
+
+    A state of that shape gets the shape of `param`, filled with its first element. This serves classes that
+    create states in their constructor alone, as Adagrad does in torch 2.11: a new parameter has none.
+    """
+
+    def like(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.shape != torch.Size(shape):
+            return value.clone()
+        first = value[(0,) * value.dim()].item() if value.numel() else 0
+        return torch.full_like(param, first, dtype=value.dtype).detach()
+
+    return {name: like(value) for name, value in pattern.items()}
+
+
 def narrowed(group: Mapping[str, Any], instead: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
     """Return a group with its current settings, restricted to the keys of `instead`, which are replaced."""
     chosen = [index for index, param in enumerate(group["params"]) if param in instead]

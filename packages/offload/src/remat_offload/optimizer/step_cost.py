@@ -27,7 +27,7 @@ from remat_executor.costs.device_timer import DeviceTimer, Seconds
 from remat_executor.current_device import as_current
 from remat_offload.optimizer.chunked_step import ChunkedStep
 from remat_offload.optimizer.chunking import CHUNK_NUMEL
-from remat_offload.optimizer.private_copy import narrowed, shallow_copy, step_tensor
+from remat_offload.optimizer.private_copy import State, narrowed, shallow_copy, state_like, step_tensor
 from remat_offload.optimizer.trial_steps import generators_kept
 
 _COLD_NBYTES = 1 << 30  # of all copies: more than caches hold
@@ -84,7 +84,7 @@ def update_cost(
             gradient and rounding the master take as long as the step itself.
         host_memory: bytes of the kind that updates on the CPU work in.
     """
-    measure = partial(_measured, optimizer, narrowed(group, {}), dtype, device, narrow, host_memory)
+    measure = partial(_measured, optimizer, group, dtype, device, narrow, host_memory)
     # Steps of large parameters may draw where profiled ones did not.
     with as_current(device), generators_kept(device), torch.no_grad():
         seconds, workspace_nbytes = measure(tuple(shape))
@@ -99,7 +99,7 @@ def update_cost(
 
 def _measured(
     optimizer: Optimizer,
-    settings: Mapping[str, Any],
+    group: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
     narrow: torch.dtype | None,
@@ -107,9 +107,10 @@ def _measured(
     shape: tuple[int, ...],
 ) -> tuple[Seconds, int]:
     """The seconds of a step of one tensor, and what a step allocates."""
+    settings = narrowed(group, {})
     data = torch.zeros(shape, dtype=dtype, device=device)
     grad = torch.ones(shape, dtype=dtype, device=device)
-    state = step_tensor(optimizer, settings, data, grad, None)  # creates its states
+    state = _first_state(optimizer, group, data, grad)
     workspace = allocator_peak(partial(step_tensor, optimizer, settings, data, grad, state), device)
     whole = partial(_whole_step, optimizer, settings)
     given = (data, grad) if narrow is None else (data.to(narrow), grad.to(narrow))
@@ -132,6 +133,22 @@ def _measured(
     rounds = math.ceil(_RUNS / copies)
     median_s = statistics.median(_wall_s(take) for _ in range(rounds) for take in takes)
     return Seconds(median_s, median_s), workspace.peak_nbytes
+
+
+def _first_state(optimizer: Optimizer, group: Mapping[str, Any], data: Tensor, grad: Tensor) -> State | None:
+    """Step a tensor for the first time; return its state.
+
+    A class that creates states in its constructor alone fails on a new tensor. It then gets a state like that
+    of the group's largest parameter: shapes of states tell more of a large parameter than of a scalar.
+    """
+    step = partial(step_tensor, optimizer, narrowed(group, {}), data, grad)
+    try:
+        return step(None)
+    except Exception:
+        largest = max(group["params"], key=torch.Tensor.numel)
+        if not optimizer.state.get(largest):
+            raise
+        return step(state_like(optimizer.state[largest], largest.shape, data))
 
 
 def _copied(host_memory: HostBytes, value: Any) -> Any:

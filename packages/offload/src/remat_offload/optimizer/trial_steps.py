@@ -18,7 +18,7 @@ from remat_executor.generator_state import default_generator, preserved_generato
 from remat_graph.contexts import context
 from remat_offload.errors import RefusedOptimizer
 from remat_offload.optimizer.chunked_step import ChunkedStep
-from remat_offload.optimizer.private_copy import State, private_copy, step, step_tensor
+from remat_offload.optimizer.private_copy import State, private_copy, state_like, step, step_tensor
 from remat_offload.tensor_memory import flat_view
 
 Outcome = tuple[torch.Tensor, State | None]  # a parameter after all steps, and its state
@@ -133,19 +133,8 @@ class TrialSteps:
             raise self.refused("it holds another optimizer", "give the one that holds the parameters")
         if self.pattern is not None:
             for param in params:
-                replica.state[param] = {
-                    name: self._like(value, param) for name, value in self.pattern.items()
-                }
+                replica.state[param] = state_like(self.pattern, self.pattern_shape, param)
         return replica
-
-    def _like(self, value: Any, param: torch.Tensor) -> Any:
-        """Return a pattern's state for another parameter: of its shape, filled with the first element."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        if value.shape != self.pattern_shape:
-            return value.clone()
-        first = value[(0,) * value.dim()].item() if value.numel() else 0
-        return torch.full_like(param, first, dtype=value.dtype).detach()
 
     def _numbers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the parameters before the first step, and their gradients."""
