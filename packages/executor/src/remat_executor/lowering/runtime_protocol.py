@@ -1,6 +1,6 @@
 """The protocol of runtimes, which run lowered graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -35,6 +35,29 @@ class Runtime(Protocol):
                 order of the schedule; returns a list.
             interface: describes its inputs and outputs.
         """
+
+
+class CompiledPiece(Protocol):
+    """A piece of a step that can run compiled or as it was lowered.
+
+    Attributes:
+        runs_compiled: which of them; may be set between steps.
+    """
+
+    runs_compiled: bool
+
+    @property
+    def size(self) -> int:
+        """Its number of operators."""
+
+
+@runtime_checkable
+class PiecewiseRuntime(Protocol):
+    """A runtime that compiles a step in pieces."""
+
+    @property
+    def compiled_pieces(self) -> Sequence[CompiledPiece]:
+        """Those that it has compiled, in the order of their first runs."""
 
 
 @runtime_checkable

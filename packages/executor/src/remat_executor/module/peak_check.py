@@ -5,7 +5,8 @@ out blocks that are larger than asked for, so there the peak of the eager runtim
 the bound in `block_slack` is within the budget. The step runs on aliases of the caller's tensors while the
 allocator is read. If the peak exceeds the budget, the step is planned again with a margin, until it fits or
 no plan does. A compiled step may also need much less than its plan, whose ops hold what the compiler fuses.
-Then the step is planned once more, for a budget that is larger by what is left.
+Then the step is planned once more, for a budget that is larger by what is left. Where no plan leaves enough
+headroom for a compiler, a part of the step runs uncompiled (`partly_compiled`).
 
 A step with an `OffloadBackend` moves values and updates parameters, so it cannot run on trial. It is
 replanned until the bound is within the budget, before any value is moved.
@@ -31,6 +32,7 @@ from remat_executor.memory.block_slack import (
     slack_variation_nbytes,
     worst_case_nbytes,
 )
+from remat_executor.module.partly_compiled import partly_compiled
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.autograd import apply_plainly
 from remat_executor.torch_private.tensors import is_out_of_memory
@@ -235,7 +237,14 @@ def replan_until_it_fits(
     def plan_of(step: PlannedStep) -> Plan:
         return step.plan
 
-    found = _until_within_budget(step, plan_of, step.graph, planner, judge, rebuild, runtime)
+    try:
+        found = _until_within_budget(step, plan_of, step.graph, planner, judge, rebuild, runtime)
+    except StepOverBudget:
+        budget_nbytes = planner.budget_for(step.graph) if isinstance(planner, MarginPlanner) else None
+        fitting = partly_compiled(step, budget_nbytes or step.plan.budget_nbytes, judge)
+        if fitting is None:
+            raise
+        return fitting
     if not uses_remainder or not isinstance(planner, GrowingPlanner):
         return found
     measured_nbytes = found.rehearsed_nbytes or 0

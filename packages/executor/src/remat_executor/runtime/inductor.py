@@ -19,7 +19,7 @@ from remat_executor.fx_nodes import args_of
 from remat_executor.lowering.runtime_protocol import GraphFunction, GraphInterface
 from remat_executor.runtime.mutations import written
 from remat_executor.runtime.opaque_ops import Opaque
-from remat_executor.runtime.repeat_splits import split_at_repeats
+from remat_executor.runtime.repeat_splits import Piece, split_at_repeats
 from remat_executor.torch_private.inductor import compile_by_inductor, inductor_decompositions
 from remat_graph.errors import text_of
 
@@ -31,6 +31,9 @@ class Inductor:
 
     Args:
         compile_piece: compiles one piece for tensors of given layouts.
+
+    Attributes:
+        compiled_pieces: see `PiecewiseRuntime`.
     """
 
     def __init__(
@@ -38,23 +41,24 @@ class Inductor:
     ) -> None:
         self.compile_piece = compile_piece or compile_graph
         self.warned = False
+        self.compiled_pieces: list[Piece] = []
 
     def __call__(self, module: GraphModule, interface: GraphInterface) -> GraphFunction:
         """Prepare a graph that is compiled at its first run."""
         return _CompiledGraph(self, module).run
 
-    def compile(self, module: GraphModule, tensors: list[Tensor]) -> GraphFunction:
-        """Compile a piece for tensors of these layouts; run it uncompiled if that fails."""
+    def compile(self, piece: Piece, tensors: list[Tensor]) -> None:
+        """Compile a piece for tensors of these layouts; it runs uncompiled if that fails."""
         try:
-            return self.compile_piece(module, tensors)
+            piece.compiled = self.compile_piece(piece.module, tensors)
+            self.compiled_pieces.append(piece)
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises, the plan can still run
             if not self.warned:
                 self.warned = True
                 line = (text_of(error).strip().splitlines() or [""])[0][:200]
                 problem = f"Inductor cannot compile a part of the plan ({type(error).__name__}: {line})"
                 warn(f"{problem}; this part runs uncompiled")
-            run: GraphFunction = module.forward
-            return run
+            piece.runs_compiled = False
 
 
 class _CompiledGraph:
@@ -68,8 +72,8 @@ class _CompiledGraph:
         tensors.clear()
         for piece in self.pieces.pieces:
             inputs = self.pieces.inputs(piece, live)
-            if piece.run is None:
-                piece.run = self.runtime.compile(piece.module, inputs)
+            if piece.compiled is None and piece.runs_compiled:
+                self.runtime.compile(piece, inputs)
             live.update(zip(piece.gives, piece.run(inputs), strict=True))
         return [live[node] for node in self.pieces.results]
 

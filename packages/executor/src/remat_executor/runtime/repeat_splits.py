@@ -24,7 +24,20 @@ class Piece:
     takes: tuple[Node, ...]  # the nodes whose values it takes
     last: frozenset[Node]  # those of them that nothing reads later
     gives: tuple[Node, ...]  # the nodes whose values it returns
-    run: GraphFunction | None = None  # the compiled piece; None until it is compiled
+    compiled: GraphFunction | None = None  # None until it is compiled
+    runs_compiled: bool = True  # or else as it was lowered
+
+    @property
+    def size(self) -> int:
+        """The number of its nodes."""
+        return len(self.module.graph.nodes)
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run it; it is compiled, or to run uncompiled."""
+        if self.runs_compiled and self.compiled is not None:
+            return self.compiled(tensors)
+        found: list[Tensor] = self.module.forward(tensors)
+        return found
 
 
 @attrs.frozen(kw_only=True, eq=False)
