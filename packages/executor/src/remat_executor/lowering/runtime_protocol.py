@@ -52,7 +52,7 @@ class CompiledPiece(Protocol):
 
 
 @runtime_checkable
-class PiecewiseRuntime(Protocol):
+class ChunkedRuntime(Protocol):
     """A runtime that compiles a step in pieces."""
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import attrs
 
-from remat_executor.lowering.runtime_protocol import PiecewiseRuntime
+from remat_executor.lowering.runtime_protocol import ChunkedRuntime
 from remat_executor.module.planned_step import PlannedStep
 
 _MOST_PIECES = 64  # that are tried, the largest first; each is measured in a few steps
@@ -26,7 +26,7 @@ def partly_compiled(
         budget_nbytes: what it may need.
         measure: runs a step; returns it with what was measured noted, and its peak.
     """
-    if not isinstance(step.runtime, PiecewiseRuntime):
+    if not isinstance(step.runtime, ChunkedRuntime):
         return None
     pieces = sorted(step.runtime.compiled_pieces, key=lambda piece: -piece.size)
     for piece in pieces:

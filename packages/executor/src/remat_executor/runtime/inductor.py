@@ -33,7 +33,7 @@ class Inductor:
         compile_piece: compiles one piece for tensors of given layouts.
 
     Attributes:
-        compiled_pieces: see `PiecewiseRuntime`.
+        compiled_pieces: see `ChunkedRuntime`.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ def _first_state(optimizer: Optimizer, group: Mapping[str, Any], data: Tensor, g
     """Step a tensor for the first time; return its state.
 
     A class that creates states in its constructor alone fails on a new tensor. It then gets a state like that
-    of the group's largest parameter: shapes of states tell more of a large parameter than of a scalar.
+    of the group's largest parameter, since a scalar and a counter have the same shape.
     """
     step = partial(step_tensor, optimizer, narrowed(group, {}), data, grad)
     try:
