@@ -10,7 +10,7 @@ from remat_executor.torch_private.dispatch import argument_names
 
 
 def flop_rule(packet: Any) -> Callable[..., Any] | None:
-    """The rule for an operator, called with its arguments and with its result as `out_val`; None if there is none."""
+    """The rule for an operator, called with its arguments and `out_val`, the result; None without one."""
     rule = flop_registry.get(packet)
     if rule is None or not str(packet).startswith("aten._scaled_dot_product"):
         return rule
