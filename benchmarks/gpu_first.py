@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import record, report
 from benchmarks.device_steps import current_device, device_name, first_line, release
-from benchmarks.first_contact.processes import announce, interpreter, on_the_test_device, rows_of
+from benchmarks.first_contact.processes import Group, announce, interpreter, on_the_test_device, rows_of
 from benchmarks.first_contact.rows import Findings, Row, Setting
 from benchmarks.first_contact.sections import SECTIONS, Section
 
@@ -106,7 +106,8 @@ def is_large(device: torch.device) -> bool:
     if device.type == "cpu" or on_the_test_device():
         return False
     _, memory_nbytes = torch.accelerator.get_memory_info(device)
-    return memory_nbytes >= _ENOUGH_NBYTES and (os.cpu_count() or 1) >= _ENOUGH_CORES
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return memory_nbytes >= _ENOUGH_NBYTES and cores >= _ENOUGH_CORES
 
 
 def turns(left: Sequence[Part], *, at_once: bool) -> list[list[Part]]:
@@ -131,7 +132,7 @@ def measure(
     end_s = time.time() + limit_s  # processes begin at different times
     order = turns(sections_left(options, rows), at_once=is_large(device))
     shares = [max(section.share for section, _ in turn) for turn in order]
-    lock = threading.Lock()
+    lock, group = threading.Lock(), Group()
 
     def run(part: Part, share_s: float, folder: str, *, keeps: bool) -> None:
         section, names = part
@@ -141,7 +142,8 @@ def measure(
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "REMAT_CACHE_DIR": folder, "PYTHONPATH": os.pathsep.join(paths)}
         command = functools.partial(_command, words)
-        for name, given in rows_of(command, names, limit_s=share_s, environment=environment):
+        found = rows_of(command, names, limit_s=share_s, environment=environment, group=group)
+        for name, given in found:
             with lock:
                 rows.append(Row(**{"section": section.name, "name": name, **given}))
                 record.write(
@@ -153,12 +155,16 @@ def measure(
     with tempfile.TemporaryDirectory() as alone, tempfile.TemporaryDirectory() as disturbed:
         for place, turn in enumerate(order):
             share_s = shares[place] / sum(shares[place:]) * (end_s - time.time())
-            keeps = len(turn) == 1
+            if len(turn) == 1:
+                run(turn[0], share_s, alone, keeps=True)
+                continue
             with ThreadPoolExecutor(len(turn)) as pool:
-                folder = alone if keeps else disturbed
-                running = [pool.submit(run, part, share_s, folder, keeps=keeps) for part in turn]
-            for each in running:
-                each.result()
+                together = functools.partial(run, share_s=share_s, folder=disturbed, keeps=False)
+                try:
+                    list(pool.map(together, turn))
+                except BaseException:  # Ctrl-C too: nothing may run on
+                    group.end()
+                    raise
 
 
 def _command(words: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ lines are kept to say what went wrong. If it ends inside of a row, that row is r
 another process runs the rest.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -43,6 +44,7 @@ def rows_of(
     limit_s: float,
     environment: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    group: "Group | None" = None,
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Run rows in processes until all are done or the time is over.
 
@@ -52,17 +54,19 @@ def rows_of(
         limit_s: seconds for all of them.
         environment: of the processes; None for that of this one.
         clock: gives seconds.
+        group: ends the processes of several threads.
 
     Yields:
         The name of each row that was begun with what it gave, or with "wrong" if its process ended, and
         "cut" if that was because no time was left.
     """
     end_s = clock() + limit_s
+    group = group or Group()
     left = list(names)
-    while left and clock() < end_s:
+    while left and clock() < end_s and not group.ended.is_set():
         begun: str | None = None
         log: deque[str] = deque(maxlen=_KEPT_LINES)
-        with _Process(command(left), environment) as process:
+        with _Process(command(left), environment, group) as process:
             for line in process.lines(lambda: end_s - clock()):
                 if not line.startswith(MARK):
                     log.append(line)
@@ -82,11 +86,26 @@ def rows_of(
             left.remove(begun)
 
 
+class Group:
+    """Processes that several threads run."""
+
+    def __init__(self) -> None:
+        self.running: set[_Process] = set()
+        self.ended = threading.Event()
+
+    def end(self) -> None:
+        """End all of them; none is begun any more."""
+        self.ended.set()
+        for process in list(self.running):
+            process.kill()
+
+
 class _Process:
     """A process, ended with all that it started."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None, group: "Group") -> None:
         self.status: int | None = None
+        self._group = group
         self._running = subprocess.Popen(
             command,
             env=environment,
@@ -101,13 +120,22 @@ class _Process:
         self._reader.start()
 
     def __enter__(self) -> "_Process":
+        self._group.running.add(self)
+        if self._group.ended.is_set():
+            self.kill()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.status is None:
-            os.killpg(self._running.pid, signal.SIGKILL)
+            self.kill()
             self._running.wait()
         self._reader.join()
+        self._group.running.discard(self)
+
+    def kill(self) -> None:
+        """End it and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._running.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         assert self._running.stdout is not None

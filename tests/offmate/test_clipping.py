@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from remat_graph import Placement
+from remat_offload.copy_lanes.optimizer_threads import kept_threads
 from tests.helpers.offmates import MODELS, Run, differences, offmate
 
 INF = float("inf")
@@ -77,9 +78,15 @@ def test_the_bits_of_torch(pair: list[Run], asked: list[Any], accumulation: int)
     assert max(norms[0]) > 1.0, "nothing was clipped"
 
 
-def test_norms_are_taken_beside_the_backward(pair: list[Run], asked: list[Any]) -> None:
-    """Once it is known that they are wanted: the caller only puts them together."""
+@pytest.mark.parametrize("lane_threads", [1, 3])
+def test_norms_are_taken_beside_the_backward(pair: list[Run], asked: list[Any], lane_threads: int) -> None:
+    """Once it is known that they are wanted: the caller only puts them together.
+
+    Also where updates use another number of threads than the caller.
+    """
     ours = pair[1]
+    with kept_threads():
+        ours.model._remat_training.machine.work(lambda: torch.set_num_threads(lane_threads)).synchronize()
     ours.accumulation, ours.clip = 2, lambda parameters, most: ours.model.clip_grad_norm_(most)
     ours.train(4)
     values = dict(zip(ours.model.module.parameters(), ours.model.graph.values, strict=False))

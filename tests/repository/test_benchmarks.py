@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,6 +183,22 @@ for name in sys.argv[1:]:
         rows = self.rows(["one", "two"], environment={**os.environ, "PYTHONPATH": ""})
         assert [name for name, _ in rows] == ["one", "two"]
         assert all("No module named 'benchmarks'" in row["wrong"][0] for _, row in rows)
+
+    def test_all_are_ended(self) -> None:
+        """Those of other threads too, and the rows after them do not begin."""
+        group = processes.Group()
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(self.rows(["hangs", "two"], group=group)))
+        thread.start()
+        until_s = time.monotonic() + 60
+        while not group.running and time.monotonic() < until_s:
+            time.sleep(0.01)
+        group.end()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert "two" not in dict(found)
+        assert not group.running
+        assert self.rows(["one"], group=group) == []
 
     def test_no_time_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The row that is running is reported, and those after it are left for another run."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import pytest
@@ -353,78 +352,3 @@ def test_on_cuda(budget: str, options: dict[str, Any]) -> None:
         x.grad = None
         assert allocator_peak(lambda: planned(x).backward(), "cuda").peak_nbytes <= budget_nbytes
         optimizer.step()
-
-
-@attrs.frozen
-class Larger:
-    """A planner whose plans are faster, the more they may need; what it is asked for is noted."""
-
-    budget_nbytes: int
-    asked: list[int]
-    faster: bool = True
-    fixed: bool = False
-    error: Exception | None = None
-
-    def budget_for(self, graph: Graph) -> int:
-        return self.budget_nbytes
-
-    def with_more(self, nbytes: int) -> Larger | None:
-        self.asked.append(nbytes)
-        return None if self.fixed else attrs.evolve(self, budget_nbytes=self.budget_nbytes + nbytes)
-
-    def __call__(self, graph: Graph) -> Any:
-        if self.error is not None:
-            raise self.error
-        time_s = 1000.0 / self.budget_nbytes if self.faster else 1.0
-        return SimpleNamespace(peak_nbytes=self.budget_nbytes, time_s=time_s)
-
-
-class TestWhatACompiledStepLeaves:
-    """Of a budget of 1,000 bytes, by a plan of 1,000."""
-
-    def found(self, peak_nbytes: int, planner: Larger, factor: float = 0.8) -> tuple[Any, list[Any]]:
-        """The plan that is used, and those that were built; a step takes a part of what its plan says."""
-        first: Any = SimpleNamespace(peak_nbytes=1000, time_s=1.0)
-        built: list[Any] = []
-
-        def rebuild(plan: Any) -> Any:
-            built.append(plan)
-            return plan
-
-        plan = peak_check.with_remainder(
-            first,
-            lambda plan: plan,
-            peak_nbytes,
-            cast("Graph", None),
-            planner,
-            lambda plan: (plan, int(factor * plan.peak_nbytes)),
-            rebuild,
-        )
-        return plan if plan is not first else None, built
-
-    def test_a_faster_plan_is_used(self) -> None:
-        asked: list[int] = []
-        used, built = self.found(800, Larger(1000, asked))
-        assert asked == [175]  # of the 200 bytes left, an eighth stays
-        assert [used] == built
-        assert used.peak_nbytes == 1175
-
-    @pytest.mark.parametrize(
-        ("peak_nbytes", "factor", "options"),
-        [
-            (960, 0.8, {}),  # too little is left
-            (800, 0.8, {"faster": False}),
-            (800, 0.8, {"fixed": True}),
-            (800, 0.8, {"error": InfeasibleBudget(**NO_BUDGET)}),
-            (800, 0.8, {"error": torch.OutOfMemoryError("CUDA out of memory")}),
-            (800, 0.9, {}),  # takes 1,057 of 1,000
-        ],
-    )
-    def test_the_first_plan_stays(self, peak_nbytes: int, factor: float, options: dict[str, Any]) -> None:
-        used, built = self.found(peak_nbytes, Larger(1000, [], **options), factor)
-        assert used is None
-        assert len(built) == (factor == 0.9)
-
-    def test_other_errors_are_raised(self) -> None:
-        with pytest.raises(KeyError):
-            self.found(800, Larger(1000, [], error=KeyError("x")))

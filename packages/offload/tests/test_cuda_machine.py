@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from remat_graph import Lane
-from remat_offload import CudaMachine, HostPool, LaneFailed
+from remat_offload import CudaMachine, HostPool, LaneFailed, measure_links
 from remat_offload.copy_lanes import threaded
 from remat_offload.copy_lanes.optimizer_threads import kernel_threads, optimizer_threads
 
@@ -211,6 +211,16 @@ def test_draining_waits_for_the_streams(machine: CudaMachine, cuda: FakeCuda) ->
     machine.copy(Lane.TO_HOST, torch.empty(1), torch.empty(1))
     machine.drain()
     assert ["to_host is waited for", "to_device is waited for"] == cuda.log[-2:]
+
+
+@pytest.mark.cuda
+def test_measured_links_leave_nothing_in_flight() -> None:
+    """Blocks of the pool may be dropped at once, and copies have ended."""
+    with HostPool(1 << 26, device="cuda") as pool, CudaMachine() as machine:
+        links = measure_links(machine, pool)
+        assert links.start_s > 0.0
+        pool.release(pool.allocate((1 << 26) - (1 << 16)))
+        machine.drain()
 
 
 def test_what_is_left_is_the_allocators(machine: CudaMachine) -> None:

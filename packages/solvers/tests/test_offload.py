@@ -232,22 +232,6 @@ def test_placement_neighbors_differ_in_up_to_three_parameters() -> None:
     assert set(chosen) <= every - {frozenset()}
 
 
-def test_small_parameters_stay() -> None:
-    """Biases and norms cost a copy each and save next to nothing; parameters of one size are all offered."""
-    graph = random_training(5, 6)
-    shapes = params_of(graph)
-    large = [param.index for param in shapes[1:]]
-    values = [
-        attrs.evolve(value, nbytes=value.nbytes * 1000)
-        if {i, value.of} & set(large)
-        else attrs.evolve(value, nbytes=64)
-        if shapes[0].index in {i, value.of}
-        else value
-        for i, value in enumerate(graph.values)
-    ]
-    assert sorted(param.index for param in params_of(attrs.evolve(graph, values=values))) == sorted(large)
-
-
 def test_states_leave_room_for_the_update_that_runs() -> None:
     """States fetched for later updates fill the device, but not what an update needs while it runs."""
     values = []

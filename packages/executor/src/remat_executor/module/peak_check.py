@@ -4,9 +4,8 @@ A compiler allocates as it sees fit, so the simulated peak is only a first estim
 out blocks that are larger than asked for, so there the peak of the eager runtime is an estimate too, unless
 the bound in `block_slack` is within the budget. The step runs on aliases of the caller's tensors while the
 allocator is read. If the peak exceeds the budget, the step is planned again with a margin, until it fits or
-no plan does. A compiled step may also need much less than its plan, whose ops hold what the compiler fuses.
-Then the step is planned once more, for a budget that is larger by what is left. Where no plan leaves enough
-headroom for a compiler, a part of the step runs uncompiled (`partly_compiled`).
+no plan does. Where no plan leaves enough headroom for a compiler, a part of the step runs uncompiled
+(`partly_compiled`).
 
 A step with an `OffloadBackend` moves values and updates parameters, so it cannot run on trial. It is
 replanned until the bound is within the budget, before any value is moved.
@@ -35,14 +34,11 @@ from remat_executor.memory.block_slack import (
 from remat_executor.module.partly_compiled import partly_compiled
 from remat_executor.module.planned_step import PlannedStep
 from remat_executor.torch_private.autograd import apply_plainly
-from remat_executor.torch_private.tensors import is_out_of_memory
-from remat_graph import Grads, Graph, Plan, RematError, Schedule, format_nbytes
+from remat_graph import Grads, Graph, Plan, RematError, Schedule
 from remat_graph.training import with_placement
 
 T = TypeVar("T")
 _MOST_ATTEMPTS = 5
-_LEFT = 0.05  # of a budget: less is not worth another plan
-_FASTER = 0.005  # of a step: a plan that saves less is not worth another build
 _WARM_UPS = 1
 """Runs before the measured ones: they compile, and initialize what is initialized once."""
 _MEASURED = 2
@@ -65,17 +61,6 @@ class MarginPlanner(Protocol):
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan the graph; raises if the budget cannot be met."""
-
-
-@runtime_checkable
-class GrowingPlanner(Protocol):
-    """A planner that states its budget and can plan for a larger one."""
-
-    def budget_for(self, graph: Graph) -> int:
-        """See `MarginPlanner`."""
-
-    def with_more(self, nbytes: int) -> "Callable[[Graph], Plan] | None":
-        """The same planner with n bytes more than its budget; None if its plan must stay."""
 
 
 @runtime_checkable
@@ -209,8 +194,6 @@ def replan_until_it_fits(
     rebuild: Callable[[Plan], PlannedStep],
     runtime: str,
     headroom: Callable[[PlannedStep, int], int] = lambda step, measured_nbytes: 0,
-    *,
-    uses_remainder: bool = False,
 ) -> PlannedStep:
     """A step whose measured peak fits the planner's budget.
 
@@ -221,7 +204,6 @@ def replan_until_it_fits(
         rebuild: lowers another plan of the planner.
         runtime: its name, for the error.
         headroom: bytes by which later peaks of a step may exceed this measured one.
-        uses_remainder: whether a step that leaves much of the budget is planned again for what is left.
 
     Raises:
         StepOverBudget: no plan was found that fits.
@@ -245,21 +227,7 @@ def replan_until_it_fits(
         if fitting is None:
             raise
         return fitting
-    if not uses_remainder or not isinstance(planner, GrowingPlanner):
-        return found
-    measured_nbytes = found.rehearsed_nbytes or 0
-    larger = with_remainder(found, plan_of, measured_nbytes, step.graph, planner, judge, rebuild)
-    return found if larger is found else _noted(larger, planner.budget_for(step.graph))
-
-
-def _noted(step: PlannedStep, budget_nbytes: int) -> PlannedStep:
-    """A step with a note that explains a plan above the budget."""
-    plan, measured_nbytes = step.plan, step.rehearsed_nbytes or 0
-    note = (
-        f"the compiled step takes {format_nbytes(measured_nbytes)} of the budget of "
-        f"{format_nbytes(budget_nbytes)}, and its ops {format_nbytes(plan.peak_nbytes)} one by one"
-    )
-    return attrs.evolve(step, plan=attrs.evolve(plan, notes=(*plan.notes, note)))
+    return found
 
 
 def block_headroom(step: PlannedStep, measured_nbytes: int) -> int:
@@ -331,39 +299,6 @@ def _until_within_budget(
             candidate = rebuild(plan)
         except RematError as error:
             raise over from error
-
-
-def with_remainder(
-    candidate: T,
-    plan_of: Callable[[T], Plan],
-    peak_nbytes: int,
-    graph: Graph,
-    planner: GrowingPlanner,
-    judge: Callable[[T], tuple[T, int]],
-    rebuild: Callable[[Plan], T],
-) -> T:
-    """A faster candidate that uses what one with this peak leaves of the budget, or the same one.
-
-    A plan for a larger budget is built only if it is faster, since a runtime may compile it for minutes.
-    """
-    plan, budget_nbytes = plan_of(candidate), planner.budget_for(graph)
-    left_nbytes = budget_nbytes - peak_nbytes
-    if left_nbytes < _LEFT * budget_nbytes:
-        return candidate
-    larger_nbytes = plan.peak_nbytes + left_nbytes - left_nbytes // 8  # what is left varies from plan to plan
-    more = planner.with_more(larger_nbytes - budget_nbytes)
-    if more is None:
-        return candidate
-    try:
-        other = more(graph)
-        if other.time_s > (1 - _FASTER) * plan.time_s:
-            return candidate
-        found, found_nbytes = judge(rebuild(other))
-    except Exception as error:
-        if isinstance(error, RematError) or is_out_of_memory(error):
-            return candidate
-        raise
-    return found if found_nbytes <= budget_nbytes else candidate
 
 
 def _plan_with_margin(

@@ -316,10 +316,7 @@ class PipelineStages:
         step = build(plan)
         if self.runtime != "eager":
             assert self.replanner is not None
-            compiled = self.runtime == "inductor"
-            return replan_until_it_fits(
-                step, tensors, self.replanner, build, self.runtime, uses_remainder=compiled
-            )
+            return replan_until_it_fits(step, tensors, self.replanner, build, self.runtime)
         planner = self._slack_planner
         if self.backend is not None or planner is None:
             return step

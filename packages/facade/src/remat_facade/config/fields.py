@@ -132,15 +132,17 @@ def link_rates(value: object) -> str | None:
         return None
     if not isinstance(value, Mapping):
         return 'expected bytes per second by name, such as {to_host_nbytes_per_s: "55GB"}, or null'
+    if not isinstance(value.get("start_s", 0.0), int | float):
+        return f"start_s: expected seconds as a number, not {quoted(value['start_s'])}"
     known = [field.name for field in attrs.fields(Links)]
     for name in value:
         if name not in known:
             hint = did_you_mean(name, known)
-            return f"unknown rate {quoted(name)}{hint}; expected one of {', '.join(known)}"
+            return f"unknown name {quoted(name)}{hint}; expected one of {', '.join(known)}"
     try:
         links_from(value)
     except (BadBudget, OverflowError, TypeError, ValueError):
-        return 'expected bytes per second above 0, as numbers or sizes such as "55GB"'
+        return 'expected bytes per second above 0, as numbers or sizes such as "55GB", and start_s in seconds'
     return None
 
 

@@ -236,7 +236,8 @@ class OffmateConfig(Config):
     )
     links: Mapping[str, float | str | None] | None = option(
         None,
-        'Bytes per second by name, such as {to_host_nbytes_per_s: "55GB"}; null to measure them.',
+        'Bytes per second by name, such as {to_host_nbytes_per_s: "55GB"}, and start_s, the seconds in which '
+        "the host starts a copy; null to measure them.",
         check.link_rates,
     )
 

@@ -104,7 +104,7 @@ class OffmatePlanner(StepPlanner):
     @property
     def _taken_nbytes(self) -> int:
         """Device bytes in use with any plan."""
-        return self.reserve_nbytes + self.margin_nbytes + self.training.external_nbytes
+        return self.reserve_nbytes + self.training.external_nbytes
 
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float) -> Plan:
         """Run the solver.

@@ -78,8 +78,6 @@ class StepPlanner(ABC):
 
     budget: int | str  # as the user gave it
     reserve_nbytes: int = 0  # bytes of the budget reserved for the caller
-    # bytes of the budget for what plans do not count; negative if a runtime needs less than they count
-    margin_nbytes: int = 0
     platform: str = ""  # the source of the graph's times, for `Plan.platform`
     on_progress: Progress = silent  # called when a stage begins or a better plan is found
     # whether `on_progress` rewrites one line: it is called each second, and with "" before a warning
@@ -108,15 +106,11 @@ class StepPlanner(ABC):
 
     def asked_for(self, nbytes: int) -> int:
         """The budget to ask for so that a plan may need n bytes."""
-        return nbytes + self.reserve_nbytes + self.margin_nbytes
+        return nbytes + self.reserve_nbytes
 
     def with_margin(self, nbytes: int) -> Self:
         """The same planner with a margin of n bytes."""
-        return attrs.evolve(self, margin_nbytes=self.margin_nbytes + nbytes)
-
-    def with_more(self, nbytes: int) -> Self | None:
-        """The same planner with n bytes more than its budget."""
-        return self.with_margin(-nbytes)
+        return attrs.evolve(self, reserve_nbytes=self.reserve_nbytes + nbytes)
 
     def __call__(self, graph: Graph) -> Plan:
         """Plan a graph; Ctrl-C ends the search with the best plan so far, and a warning.
@@ -238,7 +232,7 @@ class RecomputePlanner(StepPlanner):
         if nbytes <= self.reserve_nbytes:
             problem = f"reserve_nbytes {self.reserve_nbytes} leaves nothing of the budget of {nbytes} bytes"
             raise BadBudget(budget=str(self.budget), problem=problem)
-        return nbytes - self.reserve_nbytes - self.margin_nbytes
+        return nbytes - self.reserve_nbytes
 
     def saved_as(self, graph: Graph) -> Method:
         """The method and the state of ``.grad``: all that a plan of this planner depends on."""
@@ -254,7 +248,7 @@ class RecomputePlanner(StepPlanner):
         """The plan; its budget is granted to later graphs too, and it is carried over to other sizes."""
         if not interrupted(plan):
             self.known.add((structure(graph), self.grads), plan)
-        self.granted_nbytes = self.granted_nbytes or self.asked_for(budget_nbytes)
+        self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
         return plan
 
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float, *, carry: bool = True) -> Plan:

@@ -22,9 +22,6 @@ class EntryPlanner(Protocol):
     def with_margin(self, nbytes: int) -> "EntryPlanner":
         """The same planner with a margin of n bytes."""
 
-    def with_more(self, nbytes: int) -> "EntryPlanner | None":
-        """The same planner with n bytes more than its budget; None if its plan must stay."""
-
     def for_grads(self, grads: Grads) -> "EntryPlanner":
         """The same planner for a state of `.grad`."""
 
@@ -59,9 +56,6 @@ class FixedPlanner:
     def with_margin(self, nbytes: int) -> EntryPlanner:
         """The other planner with a margin of n bytes: the measured peak of the fixed plan was too high."""
         return self.otherwise.with_margin(nbytes)
-
-    def with_more(self, nbytes: int) -> None:
-        """Nothing: the caller wants the fixed plan."""
 
     def for_grads(self, grads: Grads) -> "FixedPlanner":
         """The planner for a state of `.grad`; the fixed plan is for one of them."""
@@ -118,9 +112,6 @@ class RanksPlanner:
         """This rank's planner with a margin of n bytes."""
         return self.alone.with_margin(nbytes)
 
-    def with_more(self, nbytes: int) -> None:
-        """Nothing: all ranks run one plan."""
-
     def for_grads(self, grads: Grads) -> "RanksPlanner":
         """The same planner for a state of `.grad`."""
         return RanksPlanner(self.shared, self.alone.for_grads(grads))
@@ -161,11 +152,6 @@ class AnnotatedPlanner:
     def with_margin(self, nbytes: int) -> "AnnotatedPlanner":
         """The planner with a margin of n bytes; its plans carry notes too."""
         return attrs.evolve(self, planner=self.planner.with_margin(nbytes))
-
-    def with_more(self, nbytes: int) -> "AnnotatedPlanner | None":
-        """The planner with n bytes more, if it can plan again; its plans carry notes too."""
-        more = self.planner.with_more(nbytes)
-        return None if more is None else attrs.evolve(self, planner=more)
 
     def for_grads(self, grads: Grads) -> "AnnotatedPlanner":
         """The planner for a state of `.grad`."""

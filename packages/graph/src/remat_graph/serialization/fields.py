@@ -50,4 +50,6 @@ def read_links(reader: Reader) -> Links:
         given = ((name, reader.get(name)) for name in reader.mapping())
         return Links(**{name: each.seconds() if name == "start_s" else each.rate() for name, each in given})
     except ValueError:
-        reader.fail("a bandwidth is above 1e18 bytes per second; leave out what was not measured")
+        reader.fail(
+            "a bandwidth is above 1e18 bytes per second or start_s above 1e6; leave out what is unknown"
+        )

@@ -21,6 +21,7 @@ class Clock:
         self.jobs: list[LaneJob] = []
         self.lane_s = dict.fromkeys(Lane, 0.0)
         self.computing_s = 0.0  # since the last job of the compute lane
+        self.starting_s = 0.0  # of the host, in which the compute lane waits for it
         self.waits: set[int] = set()  # jobs that end before the compute lane continues
         self.computed: int | None = None  # the last job of the compute lane
         self.job_of: dict[Transfer, int] = {}
@@ -61,6 +62,7 @@ class Clock:
     def issue(self, transfer: Transfer) -> None:
         """Let the compute lane wait until the host has started a transfer."""
         self.computing_s += self.links.start_s
+        self.starting_s += self.links.start_s
 
     def start(self, transfer: Transfer) -> None:
         """Queue a transfer; it begins after the work queued on the compute lane so far."""

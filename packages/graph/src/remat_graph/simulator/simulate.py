@@ -74,6 +74,7 @@ def simulate(
         time_s=readings.period_s,
         lane_s={lane: busy_s / periods for lane, busy_s in clock.lane_s.items()},
         waited_s=readings.waited_s,
+        starting_s=clock.starting_s / periods,
         recomputed_s=sum(replay.recomputed_s for replay in played),
         issue_s=sum(replay.issue_s for replay in played),
     )

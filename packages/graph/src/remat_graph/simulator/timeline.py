@@ -33,6 +33,7 @@ class Timeline:
         recomputed_s: seconds on the compute lane spent on repeated runs, in one period.
         issue_s: seconds in which the host issues all runs of ops, in one period. No other time contains it:
             the host issues while the lanes work.
+        starting_s: seconds that the compute lane waited for the host to start copies, in one period.
     """
 
     peak_nbytes: int
@@ -47,3 +48,4 @@ class Timeline:
     waited_s: dict[Lane, float]
     recomputed_s: float
     issue_s: float
+    starting_s: float = 0.0

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from remat_executor.torch_private.tensors import past_torch_function
 from remat_offload.copy_lanes.machine import Machine, Ticket
+from remat_offload.copy_lanes.optimizer_threads import kernel_threads
 from remat_offload.deferred_signals import uninterrupted
 from remat_offload.host_memory.pool import Event
 
@@ -71,6 +72,7 @@ class Clipping:
     def __init__(self, machine: Machine, mark_pending: Callable[[nn.Parameter, Event], None]) -> None:
         self.machine, self._mark_pending = machine, mark_pending
         self._norm_type: float | None = None  # of the latest clipping; None before the first
+        self._threads = 1  # of the kernels of the thread that clipped
         self._times = 1  # the number of gradients added up for it
         self._added: Counter[Tensor] = Counter()
         self._norms: dict[Tensor, _PendingNorm] = {}
@@ -158,7 +160,7 @@ class Clipping:
         return grad if norm is None else norm
 
     def _learn(self, on_host: Sequence[nn.Parameter], norm_type: float) -> None:
-        self._norm_type = norm_type
+        self._norm_type, self._threads = norm_type, torch.get_num_threads()
         self._times = max(self._added.values(), default=1)
         me = weakref.WeakMethod(self._arrived)  # the user's parameters may outlive this object
 
@@ -181,9 +183,10 @@ class Clipping:
         if norm_type == 0 or grad.is_complex():  # norms that cannot replace their tensor
             return
         found: list[tuple[Tensor, int]] = []
+        threads = self._threads
 
         def compute_norm() -> None:
-            with torch.no_grad():
+            with torch.no_grad(), kernel_threads(threads):  # sums depend on them
                 norm = torch.nn.utils.get_total_norm([grad], norm_type)
                 found.append((norm, torch.get_num_threads()))
 

@@ -143,4 +143,6 @@ def _what_binds(candidate: Candidate) -> str:
         for lane, words in _LANES.items()
         if timeline.lane_s[lane]
     ]
+    if timeline.starting_s:
+        parts.append(f"compute waits {timeline.starting_s:.3g} s for the host to start copies")
     return f"compute takes {timeline.lane_s[Lane.COMPUTE]:.3g} s" + "".join(f"; {part}" for part in parts)

@@ -41,15 +41,8 @@ class ParameterGroup:
     made_s: float
 
 
-SMALL = 1e-3  # of all movable bytes: parameters that together have no more stay on the device
-
-
 def params_of(graph: Graph) -> list[Param]:
-    """Parameters that may move, in the order in which the forward reads them.
-
-    Each copy costs the host the time to start it, however few bytes it moves. So the smallest parameters,
-    biases and the weights of norms, are left out.
-    """
+    """Parameters with bytes of their own, in the order in which the forward reads them."""
     first = first_reads(graph)
     grads = {graph.values[grad].of: grad for grad in graph.gradients}
     updates = {update.param: update for update in graph.updates}
@@ -78,18 +71,7 @@ def params_of(graph: Graph) -> list[Param]:
                 made_s=0.0 if maker is None else max(0.0, starts_s[maker + 1] - boundary_s),
             )
         )
-    large = _without_small(found)
-    return sorted(large, key=lambda param: (first.get(param.index, len(graph.ops)), param.index))
-
-
-def _without_small(params: Sequence[Param]) -> list[Param]:
-    left_nbytes = SMALL * sum(param.charge_nbytes for param in params)
-    found = []
-    for param in sorted(params, key=lambda param: param.charge_nbytes):
-        left_nbytes -= param.charge_nbytes
-        if left_nbytes < 0:
-            found.append(param)
-    return found
+    return sorted(found, key=lambda param: (first.get(param.index, len(graph.ops)), param.index))
 
 
 def parameter_groups(params: Sequence[Param], most: int) -> list[ParameterGroup]:
