@@ -34,7 +34,7 @@ class Links:
     to_host_duplex_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
     to_device_duplex_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
     host_nbytes_per_s: float | None = attrs.field(default=None, validator=_rate_or_none)
-    start_s: float = attrs.field(default=0.0, validator=_start)
+    start_s: float = attrs.field(default=0.0, validator=_start, repr=False)  # keys of saved plans are older
 
     def alone_s(self, lane: Lane, nbytes: int) -> float:
         """Seconds of a copy while no other lane is busy."""

@@ -187,6 +187,7 @@ class OffmatePlanner(StepPlanner):
     def saved_as(self, graph: Graph) -> Method:
         """The key of saved plans, in addition to graph, budget and source of times."""
         training = self.training
+        starts = {"start_s": self.links.start_s} if self.links_given and self.links.start_s else {}
         return Method(
             solver=Offload.name,
             time_limit_s=self.time_limit_s,
@@ -197,6 +198,7 @@ class OffmatePlanner(StepPlanner):
                 "optimizer": type(training.optimizer).__qualname__,
                 "settled": training.on_host is not None,
                 "links": self.links if self.links_given else "measured",
+                **starts,
             },
         )
 
