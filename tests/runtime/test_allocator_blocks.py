@@ -34,14 +34,6 @@ from tests.helpers.offmates import LINKS
 from tests.helpers.planners import save_all
 
 WIDTH, BATCH = 64, 4_500  # an activation is above 1 MiB
-NO_BUDGET: dict[str, Any] = {
-    "budget_nbytes": 1,
-    "smallest_nbytes": 2,
-    "floor_nbytes": 1,
-    "floor_op": "",
-    "floor_op_nbytes": 1,
-    "floor_place": "",
-}
 
 
 class Layers(nn.Module):
@@ -234,7 +226,8 @@ class TwoPlans:
         for plan in (self.loose, self.tight):
             if plan.peak_nbytes <= self.budget_nbytes:
                 return plan
-        raise InfeasibleBudget(**{**NO_BUDGET, "smallest_nbytes": self.tight.peak_nbytes})
+        names = {"budget_nbytes": 1, "floor_nbytes": 1, "floor_op": "", "floor_place": ""}
+        raise InfeasibleBudget(**names, floor_op_nbytes=1, smallest_nbytes=self.tight.peak_nbytes)
 
 
 def check_the_smallest_plan_is_tried(device: str, cache: Path) -> None:

@@ -216,18 +216,18 @@ def replan_until_it_fits(
         measured = attrs.evolve(step, rehearsed_nbytes=measured_nbytes, fragments_nbytes=beyond_nbytes)
         return measured, measured_nbytes + headroom(step, measured_nbytes)
 
-    def plan_of(step: PlannedStep) -> Plan:
-        return step.plan
-
     try:
-        found = _until_within_budget(step, plan_of, step.graph, planner, judge, rebuild, runtime)
+        return _until_within_budget(
+            step, lambda step: step.plan, step.graph, planner, judge, rebuild, runtime
+        )
     except StepOverBudget:
-        budget_nbytes = planner.budget_for(step.graph) if isinstance(planner, MarginPlanner) else None
-        fitting = partly_compiled(step, budget_nbytes or step.plan.budget_nbytes, judge)
-        if fitting is None:
+        budget_nbytes = step.plan.budget_nbytes
+        if isinstance(planner, MarginPlanner):  # a loaded plan may be for another budget
+            budget_nbytes = planner.budget_for(step.graph)
+        found = partly_compiled(step, budget_nbytes, judge)
+        if found is None:
             raise
-        return fitting
-    return found
+        return found
 
 
 def block_headroom(step: PlannedStep, measured_nbytes: int) -> int:
