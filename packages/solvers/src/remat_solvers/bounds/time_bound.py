@@ -22,6 +22,7 @@ Imperfect: the bound considers one moment at a time and misses interacting peaks
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.evaluation.arrays import Bools, Floats, Ints, compressed, records
 from remat_solvers.protocol import Deadline
+from remat_solvers.running.parallel import LANES, in_parallel
 
 # Costs are rounded down to integers, so that flows are exact and the bound stays valid: TICKS for all ops if
 # each took the median time, and at most MOST_TICKS for one.
@@ -42,8 +44,10 @@ FEW = 12  # moments of the first sample
 CHUNK = 32  # moments between two checks of the deadline
 SWEEPS = 3  # at most, over all moments
 SEARCHED = 8  # moments a sweep at which the price is searched for
-STEPS = 20  # of that search
+STEPS = 20  # of that search, at most
 WIDE, NARROW = 16.0, 4.0  # search range around the price so far, as a logarithm
+FACTOR = 4.0  # of the first change of the price
+CLOSE = 1e-6  # a share of the bound that is not worth another step
 
 
 class CutGraph(NamedTuple):
@@ -68,7 +72,8 @@ class Work(NamedTuple):
 OP = "reads reads_end again again_end both both_end makes makes_end ticks workspace backward after"
 VALUE = "readers readers_end producer size recomputable pinned tangent"
 NODE = "relation there from_source first reached queue level at path"
-META = "edges held largest"
+META = "edges held largest built"
+TANGENT = "bound:f8 slope:f8 price:f8"  # the bound in ticks at one price per byte, its change with the price
 EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size` capacity per unit of price
 
 
@@ -97,8 +102,9 @@ class CutBound:
         self.tick_s = _usual_s(graph) * len(graph.ops) / TICKS
         self.candidates = np.array([i for i, op in enumerate(graph.ops) if op.backward], np.int64)
         self.flat = _flatten(graph, self.reach, self.tick_s)
-        self._work = _work(self.flat)
-        self._scores: Floats = np.zeros(len(graph.ops))
+        self._works = [_work(self.flat) for _ in range(LANES)]
+        self._tangents = records(TANGENT, len(graph.ops))
+        self._searched: set[int] = set()  # ops whose best price is known
         self._best, self._price, self._at = 0.0, 0.0, -1
         self.proven_s = 0.0  # the last result of `extra_s`
 
@@ -110,6 +116,8 @@ class CutBound:
         sizes = self.flat.value["size"]
         mean = sizes.sum() / max(1, np.count_nonzero(sizes))
         self._price = TICKS / max(1, len(self.graph.ops)) / max(1.0, float(mean))
+        self._tangents["bound"], self._tangents["slope"] = np.inf, 0.0
+        self._searched.clear()
         # A few ops give a price; then all ops are tried until the best price no longer changes.
         few = self.candidates[:: max(1, len(self.candidates) // FEW)]
         stride = -(-len(self.candidates) * len(self.graph.ops) // PAIRS)
@@ -128,48 +136,76 @@ class CutBound:
 
     def _look_at(self, ops: Ints, budget_nbytes: int, deadline: Deadline, *, wide: bool = False) -> None:
         """Try ops at the best price so far, and search for the best price of promising ones."""
-        from remat_solvers.kernels import time_bound
-
-        scores = self._scores
-        ops = np.ascontiguousarray(ops)
-        for start in range(0, len(ops), CHUNK):
-            if deadline.reached():
-                return
-            chunk = ops[start : start + CHUNK]
-            time_bound.sweep(self.flat, self._work, chunk, budget_nbytes, self._price, scores)
-        for i in sorted(ops.tolist(), key=lambda i: -scores[i])[:SEARCHED]:
-            if deadline.reached() or (scores[i] <= 0 and self._best > 0):
+        hopeful = ops[self._at_most(ops) > self._best]
+        sweeps = [
+            partial(self._sweep, work, hopeful[lane::LANES], budget_nbytes)
+            for lane, work in enumerate(self._works)
+        ]
+        in_parallel(sweeps, deadline)
+        most = dict(zip(ops.tolist(), self._at_most(ops).tolist(), strict=True))
+        for i in sorted(most.keys() - self._searched, key=lambda i: (-most[i], i))[:SEARCHED]:
+            if deadline.reached() or (most[i] <= 0 and self._best > 0):
                 return
             bound, price = self._best_price(i, budget_nbytes, WIDE if wide else NARROW)
+            self._searched.add(i)
             if bound > self._best:
                 self._best, self._price, self._at = bound, price, i
 
-    def _best_price(self, i: int, budget_nbytes: int, range_: float) -> tuple[float, float]:
-        """The best bound at op i, which is concave, and its price: golden-section search over log(price)."""
-        ratio = 0.618
-        low, high = np.log(self._price) - range_, np.log(self._price) + range_
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        at_left, at_right = self._bound(i, budget_nbytes, left), self._bound(i, budget_nbytes, right)
-        best = max((at_left, left), (at_right, right))
-        for _ in range(STEPS):
-            if at_left >= at_right:
-                high, right, at_right = right, left, at_left
-                left = high - ratio * (high - low)
-                at_left = self._bound(i, budget_nbytes, left)
-            else:
-                low, left, at_left = left, right, at_right
-                right = low + ratio * (high - low)
-                at_right = self._bound(i, budget_nbytes, right)
-            best = max(best, (at_left, left), (at_right, right))
-        return best[0], float(np.exp(best[1]))
+    def _at_most(self, ops: Ints) -> Floats:
+        """At the best price so far, what the bounds of ops do not exceed: they are concave in the price."""
+        known = self._tangents[ops]
+        most: Floats = known["bound"] + known["slope"] * (self._price - known["price"])
+        return most
 
-    def _bound(self, i: int, budget_nbytes: int, log_price: float) -> float:
-        """The bound in ticks at op i."""
+    def _sweep(self, work: Work, ops: Ints, budget_nbytes: int, deadline: Deadline) -> None:
+        """Bound the step at each of the ops, at the best price so far."""
         from remat_solvers.kernels import time_bound
 
-        price = float(np.exp(log_price))
-        time_bound.sweep(self.flat, self._work, np.array([i], np.int64), budget_nbytes, price, self._scores)
-        return float(self._scores[i])
+        for start in range(0, len(ops), CHUNK):
+            if deadline.reached():
+                return
+            chunk = np.ascontiguousarray(ops[start : start + CHUNK])
+            time_bound.sweep(self.flat, work, chunk, budget_nbytes, self._price, self._tangents)
+
+    def _best_price(self, i: int, budget_nbytes: int, range_: float) -> tuple[float, float]:
+        """The best bound at op i, which is concave and piecewise linear in the price, and its price.
+
+        The next price tried is where the tangents on both sides of the best meet (the cutting planes of J. E.
+        Kelley, 1960); before there is one on both sides, the price changes by growing factors.
+        """
+        price, best = self._price, (-np.inf, self._price)
+        least, most = price * np.exp(-range_), price * np.exp(range_)
+        below = above = None
+        factor = FACTOR
+        for _ in range(STEPS):
+            bound, slope = self._bound(i, budget_nbytes, price)
+            best = max(best, (bound, price))
+            if slope == 0:
+                break
+            if slope > 0:
+                below = (price, bound, slope)
+            else:
+                above = (price, bound, slope)
+            if below is None or above is None:
+                if not least < price < most:
+                    break
+                price = min(most, price * factor) if slope > 0 else max(least, price / factor)
+                factor *= factor
+                continue
+            (low, at_low, rise), (high, at_high, fall) = below, above
+            price = (at_high - at_low + rise * low - fall * high) / (rise - fall)
+            if not low < price < high or at_low + rise * (price - low) - best[0] <= CLOSE * abs(best[0]):
+                break
+        return best
+
+    def _bound(self, i: int, budget_nbytes: int, price: float) -> tuple[float, float]:
+        """The bound in ticks at op i, and its change per unit of price."""
+        from remat_solvers.kernels import time_bound
+
+        chosen = np.array([i], np.int64)
+        time_bound.sweep(self.flat, self._works[0], chosen, budget_nbytes, price, self._tangents)
+        tangent = self._tangents[i]
+        return float(tangent["bound"]), float(tangent["slope"])
 
     def binding(self) -> tuple[int, set[int]] | None:
         """After `extra_s`: the binding op and the values that its cut keeps; None if none binds."""
@@ -183,9 +219,10 @@ class CutBound:
         """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""
         from remat_solvers.kernels import time_bound
 
-        time_bound.sweep(self.flat, self._work, np.array([i], np.int64), 0, float(price), self._scores)
-        time_bound.mark_kept(self.flat, self._work)
-        return set(np.flatnonzero(self._work.node["there"][: len(self.graph.values)]).tolist())
+        work, chosen = self._works[0], np.array([i], np.int64)
+        time_bound.sweep(self.flat, work, chosen, 0, float(price), records(TANGENT, len(self.graph.ops)))
+        time_bound.mark_kept(self.flat, work)
+        return set(np.flatnonzero(work.node["there"][: len(self.graph.values)]).tolist())
 
 
 def _usual_s(graph: Graph) -> float:
@@ -251,4 +288,6 @@ def _work(flat: CutGraph) -> Work:
     ops, values = len(flat.op), len(flat.value)
     # A value is needed once by the source and once by each reader; it has its own edge, as each op has.
     edges = 2 * (len(flat.idx) + 2 * values + ops) + 2
-    return Work(node=records(NODE, ops + values + 2), edge=records(EDGE, edges), meta=records(META, 1)[0])
+    meta = records(META, 1)[0]
+    meta["built"] = -1
+    return Work(node=records(NODE, ops + values + 2), edge=records(EDGE, edges), meta=meta)

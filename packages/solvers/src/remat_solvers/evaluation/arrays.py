@@ -41,6 +41,8 @@ class Arrays(NamedTuple):
     reuse_ptr: Ints
     reuse_out: Ints
     reuse_src: Ints
+    credit_ptr: Ints  # inputs whose storage an output takes over if they die there, one for one
+    credit_idx: Ints
     guard_ptr: Ints  # external values read that some op overwrites
     guard_idx: Ints
     over_ptr: Ints  # external values that running this overwrites
@@ -83,11 +85,13 @@ def flatten(graph: Graph) -> Arrays:
     outputs: list[list[int]] = []
     reuse_out: list[list[int]] = []
     reuse_src: list[list[int]] = []
+    credits: list[list[int]] = []
     guards: list[list[int]] = []
     overwrites: list[list[int]] = []
     time_s, workspace = [], []
+    pinned = [value.pinned or value.external for value in values]
     for op in graph.ops:
-        for implementation in (op.first, op.implementations[op.rerun or 0]):
+        for again, implementation in enumerate((op.first, op.implementations[op.rerun or 0])):
             inputs.append([v for v in implementation.inputs if not free[v]])
             outputs.append([v for v in implementation.outputs if not free[v]])
             pairs = [
@@ -95,6 +99,7 @@ def flatten(graph: Graph) -> Arrays:
             ]
             reuse_out.append([made for made, _ in pairs])
             reuse_src.append([source for _, source in pairs])
+            credits.append(_credits(pairs, pinned, second_copy=again == 1))
             guards.append([v for v in implementation.inputs if v in replaced])
             overwrites.append(
                 [old for v in implementation.outputs if (old := values[v].replaces) is not None]
@@ -105,6 +110,7 @@ def flatten(graph: Graph) -> Arrays:
     out_ptr, out_idx = compressed(outputs)
     reuse_ptr, reuse_made = compressed(reuse_out)
     _, reuse_source = compressed(reuse_src)
+    credit_ptr, credit_idx = compressed(credits)
     guard_ptr, guard_idx = compressed(guards)
     over_ptr, over_idx = compressed(overwrites)
     return Arrays(
@@ -113,7 +119,7 @@ def flatten(graph: Graph) -> Arrays:
         backward=np.array([op.backward for op in graph.ops], np.uint8),
         can_rerun=np.array([_can_rerun(graph, op) for op in graph.ops], np.uint8),
         size=np.array([graph.allocated_nbytes(i) for i in range(len(values))], np.int64),
-        pinned=np.array([value.pinned or value.external for value in values], np.uint8),
+        pinned=np.array(pinned, np.uint8),
         producer=np.array([-1 if op is None else op for op in graph.producer], np.int64),
         tangents=np.array([v for v in graph.tangents if not free[v]], np.int64),
         base_nbytes=sum(
@@ -126,11 +132,28 @@ def flatten(graph: Graph) -> Arrays:
         reuse_ptr=reuse_ptr,
         reuse_out=reuse_made,
         reuse_src=reuse_source,
+        credit_ptr=credit_ptr,
+        credit_idx=credit_idx,
         guard_ptr=guard_ptr,
         guard_idx=guard_idx,
         over_ptr=over_ptr,
         over_idx=over_idx,
     )
+
+
+def _credits(pairs: list[tuple[int, int]], pinned: list[bool], *, second_copy: bool) -> list[int]:
+    """Inputs whose storage an output reuses if they die there, of pairs (output, input).
+
+    A repeat makes a `second_copy` of a pinned output.
+    """
+    taken: set[int] = set()
+    sources: list[int] = []
+    for made, source in pairs:
+        new = made not in taken and source not in sources
+        if new and not pinned[source] and not (second_copy and pinned[made]):
+            taken.add(made)
+            sources.append(source)
+    return sources
 
 
 def _can_rerun(graph: Graph, op: Op) -> bool:

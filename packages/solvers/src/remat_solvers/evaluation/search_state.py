@@ -78,30 +78,28 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
     var["out_end"] = arrays.out_ptr[1:] + len(arrays.in_idx)
     guarded = np.diff(arrays.guard_ptr) > 0
     var["bound_to_place"] = guarded | (np.diff(arrays.over_ptr) > 0)
-    idx = [*arrays.in_idx.tolist(), *arrays.out_idx.tolist()]
-    for variant in range(variants):
-        outputs = arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]
-        var["out_total"][variant] = arrays.size[outputs].sum()
-        var["credit_ptr"][variant] = len(idx)
-        idx += _credits(arrays, variant)
-        var["credit_end"][variant] = len(idx)
-        # A repeat that reads a value overwritten later would not always be valid: such ops run once.
-        if variant % 2 == 1:
-            var["recomputes"][variant] = arrays.can_rerun[variant // 2] and not guarded[variant]
-            var["runs_once"][variant] = not var["recomputes"][variant]
+    var["credit_ptr"] = arrays.credit_ptr[:-1] + len(arrays.in_idx) + len(arrays.out_idx)
+    var["credit_end"] = arrays.credit_ptr[1:] + len(arrays.in_idx) + len(arrays.out_idx)
+    made = np.concatenate([[0], np.cumsum(arrays.size[arrays.out_idx])])
+    var["out_total"] = made[arrays.out_ptr[1:]] - made[arrays.out_ptr[:-1]]
+    # A repeat that reads a value overwritten later would not always be valid: such ops run once.
+    var["recomputes"][1::2] = arrays.can_rerun[: variants // 2].astype(bool) & ~guarded[1::2]
+    var["runs_once"][1::2] = 1 - var["recomputes"][1::2]
     op = records(OP, ops)
     op["backward"] = arrays.backward
     op["now"] = 2 * np.arange(ops) if choice is None else choice.first_row
     val["producer"] = arrays.producer if choice is None else -1
-    for i, first in enumerate(op["now"]):
-        for variant in (first, first + 1):
-            val["producer"][arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]] = i
-        if var["recomputes"][first + 1]:  # the variant of the repeat, whose results are in the last slice
-            val["recomputable"][arrays.out_idx[arrays.out_ptr[variant] : arrays.out_ptr[variant + 1]]] = 1
+    owner = np.full(variants, -1)  # of the variants in force
+    owner[op["now"]] = owner[op["now"] + 1] = np.arange(ops)
+    row = np.repeat(np.arange(variants), np.diff(arrays.out_ptr))  # per output
+    in_force = owner[row] >= 0
+    val["producer"][arrays.out_idx[in_force]] = owner[row[in_force]]
+    again = in_force & (var["recomputes"][row] == 1)
+    val["recomputable"][arrays.out_idx[again]] = 1
     meta = records(META, 1)[0]
     meta["random"] = (seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1
     meta["base"] = arrays.base_nbytes
-    meta["credits"] = len(idx) - len(arrays.in_idx) - len(arrays.out_idx)
+    meta["credits"] = len(arrays.credit_idx)
     state = State(
         meta=meta,
         pos=records(POSITION, cap + 8),
@@ -113,7 +111,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
         var=var,
         extra=records(EXTRA, EXTRAS),
         touch=records(TOUCH, events),
-        idx=np.array(idx, np.int64),
+        idx=np.concatenate([arrays.in_idx, arrays.out_idx, arrays.credit_idx]),
         events=np.zeros(2 * events, np.int64),  # parts that values have left count until `rebuild`
         **_switches(choice, var, op["now"]),
     )
@@ -155,19 +153,6 @@ def set_order(state: State, order: Ints) -> None:
     """Replace the sequence; `rebuild` must follow."""
     state.pos["order"][: len(order)] = order
     state.meta["count"] = len(order)
-
-
-def _credits(arrays: Arrays, variant: int) -> list[int]:
-    """Inputs whose storage an output reuses if they die there, one for one."""
-    taken: set[int] = set()
-    sources: list[int] = []
-    for k in range(arrays.reuse_ptr[variant], arrays.reuse_ptr[variant + 1]):
-        made, source = int(arrays.reuse_out[k]), int(arrays.reuse_src[k])
-        second_copy = variant % 2 == 1 and arrays.pinned[made]
-        if made not in taken and source not in sources and not arrays.pinned[source] and not second_copy:
-            taken.add(made)
-            sources.append(source)
-    return sources
 
 
 def get_order(state: State) -> Ints:

@@ -169,30 +169,43 @@ def build(G, W, i):  # type: ignore[no-untyped-def]
 
 @inner
 def flow(W, nodes, budget, price):  # type: ignore[no-untyped-def]
-    """The bound in ticks of the problem built last, at a price per byte."""
+    """The bound in ticks of the problem built last, at a price per byte, and its change per unit of price."""
     if W.meta.largest * price > 1e17:
-        return 0.0
+        return 0.0, 0.0
     for e in range(W.meta.edges):
         edge = W.edge[e]
         edge.capacity = edge.fixed + np.int64(np.floor(edge.size * price))
     cut = max_flow(W, nodes, nodes - 2, nodes - 1)
-    return cut - np.ceil(price * (budget - W.meta.held))
+    room = budget - W.meta.held
+    kept = 0
+    for e in range(0, W.meta.edges, 2):
+        edge = W.edge[e]
+        # The last search of the flow has reached the source's side of the cut.
+        if edge.size > 0 and W.node[edge.to].level < 0 and W.node[W.edge[e + 1].to].level >= 0:
+            kept += edge.size
+    return cut - np.ceil(price * room), np.float64(kept - room)
 
 
 @njit
-def sweep(G, W, ops, budget, price, scores):  # type: ignore[no-untyped-def]
-    """Put the bound in ticks at each of the ops into `scores`, all at one price in ticks per byte.
+def sweep(G, W, ops, budget, price, tangents):  # type: ignore[no-untyped-def]
+    """Bound the step at each of the ops, all at one price in ticks per byte, and enter the tangents there.
 
     The only function that builds and solves, since each such function takes seconds to compile.
     """
     for i in ops:
-        build(G, W, i)
-        scores[i] = flow(W, G.op.shape[0] + G.value.shape[0] + 2, budget, price)
+        if W.meta.built != i:
+            build(G, W, i)
+            W.meta.built = i
+        tangent = tangents[i]
+        tangent.bound, tangent.slope = flow(W, G.op.shape[0] + G.value.shape[0] + 2, budget, price)
+        tangent.price = price
 
 
 @njit
 def mark_kept(G, W):  # type: ignore[no-untyped-def]
     """Mark in `there` the values that the last cut of a sweep keeps, next to those live anyway."""
+    W.meta.built = -1  # its marks are written over
+    W.meta.built = -1  # what it was built with is written over
     ops = G.op.shape[0]
     source = ops + G.value.shape[0]
     for x in range(source + 2):
