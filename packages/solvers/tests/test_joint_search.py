@@ -239,7 +239,7 @@ def test_no_switch_is_on_that_saves_nothing(seed: int) -> None:
     graph = attrs.evolve(graph, ops=ops)
     budget = max(noremat_peak_nbytes(specialize(graph, on).graph) for on in combinations_of(graph)[0])
     search, every = JointSearch(graph, budget), combinations_of(graph)[0][1]
-    search.quick(every, Deadline())
+    search.quick(every, deadline=Deadline())
     search.flip_greedily(search.found[every], Deadline())
     on = search.fitting[0].made.on
     for name in on:
@@ -311,7 +311,7 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
     budget = int(0.7 * noremat_peak_nbytes(graph))
     search = JointSearch(graph, budget)
     for on in combinations_of(graph)[0]:
-        search.quick(on, Deadline())
+        search.quick(on, deadline=Deadline())
     assert search.smallest is not None
     search.shrink(budget, budget_floor(relaxed(graph)).nbytes, 4000, Deadline())
     walks = [Walk(start=best, moves=4000, hot=1.0, price=0.02) for best in search.fitting[:2]]
@@ -330,7 +330,7 @@ def test_a_family_that_is_far_behind_is_not_planned() -> None:
     """Further than the solver has gained over annealing, or above the budget where another plan fits."""
     graph = switched(1, ops=16)
     search = solving._Decisions(AUTO, Problem(graph, noremat_peak_nbytes(graph)), Deadline())
-    search.search.quick((), Deadline())
+    search.search.quick((), deadline=Deadline())
     best = search.search.fitting[0]
     search.solver_gain_s = 0.2 * graph.time_s
     for behind, planned in ((0.0, True), (0.15, True), (0.25, False)):

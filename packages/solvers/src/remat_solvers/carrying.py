@@ -78,7 +78,7 @@ def _repair(search: JointSearch, schedule: Schedule, deadline: Deadline) -> None
             reached = annealing.reach(2 * _moves(search), 1.0, 0.1, deadline)
             order = order if reached is None else reached
         search.add(one.made, order, deadline)
-        search.quick(one.made.on, deadline)
+        search.quick(one.made.on, deadline=deadline)
 
 
 def _improve(search: JointSearch, enough_s: float, deadline: Deadline) -> None:

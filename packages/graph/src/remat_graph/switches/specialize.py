@@ -85,13 +85,13 @@ def specialize(graph: Graph, on: Iterable[str]) -> Specialized:
     Raises:
         ValueError: no such switch, or two of them change the same op.
     """
-    chosen = _switches_of(graph, on)
+    chosen, known = _switches_of(graph, on), frozenset(graph.switches)
     ops: list[Op] = []
     places: list[int] = []
     numbers: list[tuple[int, ...]] = []
     voids: list[tuple[int, int, int]] = []  # op, implementation, place of the next op
     for i, op in enumerate(graph.ops):
-        decided, runs = _decided(op, chosen, frozenset(graph.switches))
+        decided, runs = _decided(op, chosen, known)
         if op.alternatives and runs_nothing(decided.first):
             voids.append((i, runs[0], len(ops)))
             continue
@@ -184,11 +184,13 @@ def switches_on(graph: Graph, schedule: Schedule) -> frozenset[str]:
 
 def _decided(op: Op, on: frozenset[str], known: frozenset[str]) -> tuple[Op, tuple[int, ...]]:
     """An op where of the `known` switches those `on` are, and its implementations' places in the original."""
+    if not op.alternatives:
+        return op, tuple(range(len(op.implementations)))
     forces = [other for other in op.alternatives if other.switch in on]
     if len(forces) > 1:
         raise ValueError(f"{op.name} is changed by {forces[0].switch!r} and by {forces[1].switch!r}")
     undecided = [other for other in op.alternatives if other.switch not in known]
-    if not op.alternatives or (undecided and not forces):
+    if undecided and not forces:
         return attrs.evolve(op, alternatives=undecided), tuple(range(len(op.implementations)))
     first, again = (forces[0].first, forces[0].again) if forces else (0, op.rerun)
     numbers = (first,) if again in (None, first) else (first, again)

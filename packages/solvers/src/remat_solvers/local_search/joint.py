@@ -133,21 +133,24 @@ class JointSearch:
         """Smaller is better: bytes above the budget, then seconds."""
         return max(0, one.peak_nbytes - self.budget_nbytes), one.time_s
 
-    def quick(self, on: Iterable[str], deadline: Deadline) -> None:
-        """Plan one decision cheaply."""
-        made = specialize(self.graph, on)
-        arrays = self.arrays(made)
-        trace = np.arange(len(made.graph.ops), dtype=np.int64)
-        if evaluate(arrays, trace).peak_nbytes <= self.budget_nbytes:
-            self.add(made, trace, deadline)
-            return
-        order = evict(arrays, self.budget_nbytes, deadline)
+    def quick(self, *decisions: Iterable[str], deadline: Deadline) -> None:
+        """Plan decisions cheaply, side by side."""
+        decided = [specialize(self.graph, on) for on in decisions]
+        tasks = [partial(self._first_order, self.arrays(made)) for made in decided]
+        for made, (order, tried) in zip(decided, in_parallel(tasks, deadline), strict=True):
+            self.tried += tried
+            self.add(made, order, deadline)
+
+    def _first_order(self, arrays: Arrays, deadline: Deadline) -> tuple[Ints, int]:
+        """A sequence from trace order, which fits if one is found soon, and the changes tried."""
+        order = np.arange(len(arrays.backward), dtype=np.int64)
         if evaluate(arrays, order).peak_nbytes > self.budget_nbytes:
-            walk = AnnealingWalk(arrays, order, self.budget_nbytes, self.seed, FIRST_PRICE)
-            reached = walk.reach(QUICK_MOVES, 1.0, 0.1, deadline)
-            self.tried += walk.tried
-            order = order if reached is None else reached
-        self.add(made, order, deadline)
+            order = evict(arrays, self.budget_nbytes, deadline)
+        if evaluate(arrays, order).peak_nbytes <= self.budget_nbytes:
+            return order, 0
+        walk = AnnealingWalk(arrays, order, self.budget_nbytes, self.seed, FIRST_PRICE)
+        reached = walk.reach(QUICK_MOVES, 1.0, 0.1, deadline)
+        return order if reached is None else reached, walk.tried
 
     def take(self, schedule: Schedule, deadline: Deadline) -> None:
         """Add a schedule of the graph, such as the plan of a smaller budget."""

@@ -131,27 +131,28 @@ class _Portfolio:
         arrays, deadline, known = self.arrays, self.deadline, self.known
         self.report("floor")
         starts = self.caller_starts()
-        starts += self.attempt("greedy", lambda: evict(arrays, budget, deadline))
+        starts += self.attempt(greedy=lambda within: evict(arrays, budget, within))
         bound = CutBound(graph, self.reach)
         known.bound_s = known.cut_s = known.base_s + bound.extra_s(budget, deadline)
         self.report("bound")
         binding = bound.binding()
         if binding is not None and not known.closed():
-            starts = self.attempt("cut", lambda: keep_only(arrays, budget, *binding, deadline)) + starts
+            starts = self.attempt(cut=lambda within: keep_only(arrays, budget, *binding, within)) + starts
         starts += self.run_guests()
         if known.best is None and starts and self.settings.moves != 0:
-            self.attempt("walk", lambda: self.first(starts))  # no start: walks from others find more
+            self.attempt(walk=partial(self.first, starts))  # no start: walks from others find more
         coarse = CoarseBound(bound, arrays, budget)
         refined = known.best is None  # rounds are the next hope, with a part of the time
         if refined:
             starts += self.refine(coarse, deadline.share(0.5))
         if not known.closed():
-            starts += self.attempt("interval_dp", lambda: plan(graph, arrays, budget, deadline))
-        if not known.closed():
-            starts += self.attempt("mincut", lambda: cheapest(arrays, bound, budget, CUTS, deadline)[0])
+            starts += self.attempt(
+                interval_dp=lambda within: plan(graph, arrays, budget, within),
+                mincut=lambda within: cheapest(arrays, bound, budget, CUTS, within)[0],
+            )
         if known.best is None and not deadline.reached():
             starts += self.attempt(
-                "descend", lambda: minimize_peak(arrays, budget, self.floor_nbytes, deadline)
+                descend=lambda within: minimize_peak(arrays, budget, self.floor_nbytes, within)
             )
         if known.best is None and known.bound_s == float("inf"):
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
@@ -191,7 +192,7 @@ class _Portfolio:
             return
         walks.seed, walks.done, walks.tried = alone.seed, alone.done, alone.tried
         ahead = known.best_s < alone.incumbent.best_s
-        known.take(alone.incumbent, self.deadline)
+        known.take(alone.incumbent)
         if ahead or not known.closed(FAR):
             walks.begin(found, self.deadline)
             walks.go_on(self.deadline)
@@ -219,36 +220,45 @@ class _Portfolio:
             self.report("start")
         return found
 
-    def attempt(self, method: str, find: Callable[[], Ints | None]) -> list[Ints]:
-        """The result of one part of the portfolio; a part that fails is skipped with a warning."""
+    def attempt(self, **parts: Callable[[Deadline], Ints | None]) -> list[Ints]:
+        """The results of parts of the portfolio, side by side; one that fails is skipped with a warning."""
+
+        def find(part: Callable[[Deadline], Ints | None], within: Deadline) -> Ints | None | Exception:
+            try:
+                order = part(within)
+                return None if order is None else self.known.polished(order, within)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
+                return error
+
+        results = in_parallel([partial(find, part) for part in parts.values()], self.deadline)
         found: list[Ints] = []
-        try:
-            order = find()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
-            warn(f"{method} failed ({type(error).__name__}: {text_of(error)})")
-        else:
-            found = [] if order is None else [self.add_start(order, method)]
-        self.report(method)
+        for method, result in zip(parts, results, strict=True):
+            if isinstance(result, Exception):
+                warn(f"{method} failed ({type(result).__name__}: {text_of(result)})")
+            elif result is not None:
+                self.known.add(result, method)
+                found.append(result)
+            self.report(method)
         return found
 
     def report(self, part: str) -> None:
         """Report that a part of the portfolio has ended."""
         self.deadline.report(part, None if self.known.best is None else self.known.best_s, self.known.bound_s)
 
-    def fitting(self, result: Round) -> Ints | None:
+    def fitting(self, result: Round, deadline: Deadline) -> Ints | None:
         """The sequence of a round, with more evictions if it does not fit."""
         if result.fits or result.order is None:
             return result.order
-        return evict(self.arrays, self.problem.budget_nbytes, self.deadline, result.order)
+        return evict(self.arrays, self.problem.budget_nbytes, deadline, result.order)
 
-    def first(self, starts: list[Ints]) -> Ints | None:
+    def first(self, starts: list[Ints], deadline: Deadline) -> Ints | None:
         """A short walk from the smallest peak so far to a schedule within the budget."""
         moves = fewer_moves(FIRST_MOVES, len(self.problem.graph.ops))
         if self.settings.moves is not None:
             moves = min(moves, self.settings.moves)
         order = min(starts, key=lambda start: evaluate(self.arrays, start).peak_nbytes)
         walk = AnnealingWalk(self.arrays, order, self.problem.budget_nbytes, self.settings.seed, FIRST_PRICE)
-        found = walk.anneal(moves, 1.0, 0.1, self.deadline)
+        found = walk.anneal(moves, 1.0, 0.1, deadline)
         self.moves += walk.tried
         return found
 
@@ -279,7 +289,7 @@ class _Portfolio:
                 break
             known.bound_s = max(known.bound_s, known.base_s + result.extra_s)
             if result.order is not None:
-                found += self.attempt("coarse", partial(self.fitting, result))
+                found += self.attempt(coarse=partial(self.fitting, result))
             if result.proven and known.best_s - known.bound_s <= result.slack_s:
                 known.bound_s = known.best_s
             self.rounds += 1
@@ -296,7 +306,9 @@ class _Portfolio:
         return found
 
     def add_start(self, order: Ints, method: str) -> Ints:
-        return self.known.add(order, method, self.deadline)
+        order = self.known.polished(order, self.deadline)
+        self.known.add(order, method)
+        return order
 
     def run_guests(self) -> list[Ints]:
         """Orders of the guest solvers whose schedules are valid and fit."""

@@ -5,7 +5,7 @@ import warnings
 import attrs
 
 from remat_solvers.errors import SolverWarning
-from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
+from remat_solvers.evaluation.arrays import Arrays, Evaluation, Ints, evaluate
 from remat_solvers.local_search.polish import polish
 from remat_solvers.protocol import Deadline
 
@@ -50,18 +50,21 @@ class Incumbent:
         """Whether the best is within a ratio of `base_s` from the bound, of `self.gap` at least."""
         return self.best_s - self.bound_s <= max(gap, self.gap) * self.base_s
 
-    def add(self, order: Ints, method: str, deadline: Deadline) -> Ints:
-        """Polish an order that fits, and take it if it is the fastest so far; returns it, polished."""
+    def polished(self, order: Ints, deadline: Deadline) -> Ints:
+        """An order, polished if it fits; changes nothing here, so that threads may call it."""
+        if not self._fits(evaluate(self.arrays, order)):
+            return order
+        better = polish(self.arrays, order, self.budget_nbytes, deadline)
+        return better if self._fits(evaluate(self.arrays, better)) else order
+
+    def add(self, order: Ints, method: str) -> None:
+        """Take an order that fits if it is the fastest so far, and its peak if that is the smallest."""
         result = evaluate(self.arrays, order)
         if not result.valid:
-            return order
+            return
         self.smallest_nbytes = min(self.smallest_nbytes or result.peak_nbytes, result.peak_nbytes)
-        if result.peak_nbytes > self.budget_nbytes:
-            return order
-        order = polish(self.arrays, order, self.budget_nbytes, deadline)
-        result = evaluate(self.arrays, order)
-        if not result.valid or result.peak_nbytes > self.budget_nbytes:
-            return order
+        if not self._fits(result):
+            return
         # Plans of the same time count as the same.
         if all(abs(result.time_s - known_s) > 1e-12 * self.base_s for known_s, _ in self.fastest):
             self.fastest = sorted([*self.fastest, (result.time_s, order)], key=lambda each: each[0])[:OTHERS]
@@ -70,12 +73,14 @@ class Incumbent:
             if self.best_s < self.bound_s - 1e-9 * self.base_s:
                 warn("a schedule below the coarse program's bound was found")
                 self.bound_s = self.cut_s
-        return order
 
-    def take(self, other: "Incumbent", deadline: Deadline) -> None:
+    def take(self, other: "Incumbent") -> None:
         """Take the plans of a copy."""
         for _, order in other.fastest:
-            self.add(order, other.method, deadline)
+            self.add(order, other.method)
+
+    def _fits(self, result: Evaluation) -> bool:
+        return result.valid and result.peak_nbytes <= self.budget_nbytes
 
 
 def warn(problem: str) -> None:

@@ -94,13 +94,18 @@ class Walks:
             walk = AnnealingWalk(known.arrays, order, known.budget_nbytes, self.seed, price)
             self.seed += 1
             walks.append(walk)
-            tasks.append(partial(walk.anneal, each, hot, COLD))
+            tasks.append(partial(self._walked, walk, each, hot))
         self.done += len(walks)
         for walk, found in zip(walks, in_parallel(tasks, deadline), strict=True):
             self.tried += walk.tried
             if found is not None:
-                known.add(found, "search", deadline)
+                known.add(found, "search")
         deadline.report("search", known.best_s, known.bound_s)
+
+    def _walked(self, walk: AnnealingWalk, moves: int, hot: float, deadline: Deadline) -> Ints | None:
+        """The best order of a walk, polished; None if none fits."""
+        found = walk.anneal(moves, hot, COLD, deadline)
+        return None if found is None else self.incumbent.polished(found, deadline)
 
     @property
     def _patience(self) -> int:

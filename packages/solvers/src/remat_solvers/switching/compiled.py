@@ -45,8 +45,7 @@ def compile_loops() -> None:
     bound.extra_s(budget, deadline)
     bound.binding()
     search = JointSearch(graph, budget)
-    search.quick((), deadline)
-    search.quick(graph.switches, deadline)
+    search.quick((), graph.switches, deadline=deadline)
     for one in tuple(search.found.values()):
         walk = Walk(start=one, moves=MOVES, hot=1.0, price=1.0)
         search.anneal([walk], deadline)

@@ -32,7 +32,7 @@ from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of,
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
-from remat_solvers.running.parallel import batches, in_parallel
+from remat_solvers.running.parallel import LANES, batches, in_parallel
 from remat_solvers.switching.each_combination import report_part, solve_each
 from remat_solvers.switching.smallest_peak import smallest_peak
 
@@ -180,10 +180,10 @@ class _Decisions:
     def candidates(self, start: Schedule | None) -> None:
         """Cheap plans of whole families; all off is always among them."""
         part = self.deadline.share(QUICK_SHARE)
-        for on in combinations_of(self.graph)[0]:
+        for pair in batches(combinations_of(self.graph)[0]):
             if self.search.found and part.reached():
                 break
-            self.search.quick(on, part)
+            self.search.quick(*pair, deadline=part)
         if start is not None:
             self.search.take(start, part)
         self.report("candidates")
@@ -204,12 +204,14 @@ class _Decisions:
         """Anneal from each start, then the best, until a pair of walks gains nothing; flips switches too."""
         plans: list[tuple[DecidedOrder | None, float, float]] = [(start, *WALKS[0]) for start in starts]
         plans += [(None, *pair) for pair in WALKS] if self.search.fitting else []
+        each = moves // max(1, len(plans))
+        plans += [(None, *WALKS[0])] * (-len(plans) % LANES)  # by a thread that would wait
         for pair in batches(plans):
             if self.closed() or deadline.reached():
                 break
             before_s = self.best_s
             walks = [
-                Walk(start=start or self.search.fitting[0], moves=moves // len(plans), hot=hot, price=price)
+                Walk(start=start or self.search.fitting[0], moves=each, hot=hot, price=price)
                 for start, hot, price in pair
             ]
             self.search.anneal(walks, deadline)
