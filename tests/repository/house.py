@@ -177,7 +177,6 @@ ALLOWED = (
     ("", r"\.lend\b", "`HostPool.lend` is public"),
     ("remat_offload/host_memory/", r"\b_?lent_nbytes\b", "a public figure of the pool"),
     ("remat_solvers/portfolio/auto", r"\bguests?\b", "`guests` is a public parameter of the solver"),
-    ("remat_solvers/portfolio/auto", '"descend"', "a name of `Solution.stats`"),
     ("report/doctor_page", '"(descend|walk)"', "names of `Progress.solver`"),
     ("docs/results", r"\btakes [\d.]+ MiB\b.*\bleaves it room\b", "an error as it was recorded"),
     ("", r"\bthe rest of\b", "plain English"),

@@ -147,10 +147,11 @@ def test_all_off_is_planned_where_no_other_decision_is(seed: int, monkeypatch: p
         solution = solve(self, one, *rest)
         return attrs.evolve(solution, schedule=None, time_s=None) if one.made.on else solution
 
-    def unplanned(self: JointSearch, on: Any, deadline: Deadline) -> None:
-        made = specialize(self.graph, on)
-        self.add(made, np.arange(len(made.graph.ops)), deadline)
-        needs[id(made.graph)] = 0 if made.on else 1
+    def unplanned(self: JointSearch, *decisions: Any, deadline: Deadline) -> None:
+        for on in decisions:
+            made = specialize(self.graph, on)
+            self.add(made, np.arange(len(made.graph.ops)), deadline)
+            needs[id(made.graph)] = 0 if made.on else 1
 
     def floor(graph: Graph) -> Any:
         """All off seems to need the most memory."""

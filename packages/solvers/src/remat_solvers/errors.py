@@ -1,6 +1,7 @@
 """Errors for callers of the solvers: one small class a mistake."""
 
 import difflib
+import warnings
 from typing import ClassVar
 
 import attrs
@@ -11,6 +12,11 @@ from remat_graph.errors import ProblemError, shown
 
 class SolverWarning(UserWarning):
     """A solver of the portfolio failed; the result comes from the others."""
+
+
+def warn(problem: str) -> None:
+    """Warn that a part of a search failed, which goes on without it."""
+    warnings.warn(f"{problem}: the other methods continue", SolverWarning, stacklevel=4)
 
 
 @attrs.frozen(kw_only=True, str=False)

@@ -38,7 +38,7 @@ _PARTS = {
     "coarse": "coarse program",
     "interval_dp": "interval DP",
     "mincut": "cuts at the boundary",
-    "descend": "smallest peak",
+    "minimize_peak": "smallest peak",
     "search": "annealing",
     "candidates": "families of ways",
     "switches": "annealing with ways",

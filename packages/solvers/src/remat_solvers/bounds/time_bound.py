@@ -168,7 +168,7 @@ class CutBound:
             time_bound.sweep(self.flat, work, chunk, budget_nbytes, self._price, self._tangents)
 
     def _best_price(self, i: int, budget_nbytes: int, range_: float) -> tuple[float, float]:
-        """The best bound at op i, which is concave and piecewise linear in the price, and its price.
+        """The best bound at op i, which is concave in the price, and its price: lines that meet.
 
         The next price tried is where the tangents on both sides of the best meet (the cutting planes of J. E.
         Kelley, 1960); before there is one on both sides, the price changes by growing factors.

@@ -81,41 +81,27 @@ def flatten(graph: Graph) -> Arrays:
         for i, value in enumerate(values)
     ]
     replaced = {value.replaces for value in values if value.replaces is not None}
-    inputs: list[list[int]] = []
-    outputs: list[list[int]] = []
-    reuse_out: list[list[int]] = []
-    reuse_src: list[list[int]] = []
-    credits: list[list[int]] = []
-    guards: list[list[int]] = []
-    overwrites: list[list[int]] = []
-    time_s, workspace = [], []
+    runs = [run for op in graph.ops for run in (op.first, op.implementations[op.rerun or 0])]
+    inputs = [[v for v in run.inputs if not free[v]] for run in runs]
+    outputs = [[v for v in run.outputs if not free[v]] for run in runs]
+    reuses = [
+        [(made, source) for made, source in run.reuses if not (free[made] or free[source])] for run in runs
+    ]
+    guards = [[v for v in run.inputs if v in replaced] for run in runs]
+    overwrites = [[old for v in run.outputs if (old := values[v].replaces) is not None] for run in runs]
     pinned = [value.pinned or value.external for value in values]
-    for op in graph.ops:
-        for again, implementation in enumerate((op.first, op.implementations[op.rerun or 0])):
-            inputs.append([v for v in implementation.inputs if not free[v]])
-            outputs.append([v for v in implementation.outputs if not free[v]])
-            pairs = [
-                (made, source) for made, source in implementation.reuses if not (free[made] or free[source])
-            ]
-            reuse_out.append([made for made, _ in pairs])
-            reuse_src.append([source for _, source in pairs])
-            credits.append(_credits(pairs, pinned, second_copy=again == 1))
-            guards.append([v for v in implementation.inputs if v in replaced])
-            overwrites.append(
-                [old for v in implementation.outputs if (old := values[v].replaces) is not None]
-            )
-            time_s.append(implementation.time_s)
-            workspace.append(implementation.workspace_nbytes)
     in_ptr, in_idx = compressed(inputs)
     out_ptr, out_idx = compressed(outputs)
-    reuse_ptr, reuse_made = compressed(reuse_out)
-    _, reuse_source = compressed(reuse_src)
-    credit_ptr, credit_idx = compressed(credits)
+    reuse_ptr, reuse_made = compressed([[made for made, _ in pairs] for pairs in reuses])
+    _, reuse_source = compressed([[source for _, source in pairs] for pairs in reuses])
+    credit_ptr, credit_idx = compressed(
+        [_credits(pairs, pinned, second_copy=i % 2 == 1) for i, pairs in enumerate(reuses)]
+    )
     guard_ptr, guard_idx = compressed(guards)
     over_ptr, over_idx = compressed(overwrites)
     return Arrays(
-        time=np.array(time_s, np.float64),
-        workspace=np.array(workspace, np.int64),
+        time=np.array([run.time_s for run in runs], np.float64),
+        workspace=np.array([run.workspace_nbytes for run in runs], np.int64),
         backward=np.array([op.backward for op in graph.ops], np.uint8),
         can_rerun=np.array([_can_rerun(graph, op) for op in graph.ops], np.uint8),
         size=np.array([graph.allocated_nbytes(i) for i in range(len(values))], np.int64),

@@ -176,14 +176,14 @@ def flow(W, nodes, budget, price):  # type: ignore[no-untyped-def]
         edge = W.edge[e]
         edge.capacity = edge.fixed + np.int64(np.floor(edge.size * price))
     cut = max_flow(W, nodes, nodes - 2, nodes - 1)
-    room = budget - W.meta.held
+    headroom = budget - W.meta.held
     kept = 0
     for e in range(0, W.meta.edges, 2):
         edge = W.edge[e]
         # The last search of the flow has reached the source's side of the cut.
         if edge.size > 0 and W.node[edge.to].level < 0 and W.node[W.edge[e + 1].to].level >= 0:
             kept += edge.size
-    return cut - np.ceil(price * room), np.float64(kept - room)
+    return cut - np.ceil(price * headroom), np.float64(kept - headroom)
 
 
 @njit

@@ -24,6 +24,7 @@ from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.coarse_time_bound import CoarseBound, Round
 from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.bounds.time_bound import CutBound
+from remat_solvers.errors import warn
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict, keep_only
@@ -31,7 +32,7 @@ from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.methods.interval_dp import plan
 from remat_solvers.methods.mincut import cheapest
 from remat_solvers.methods.noremat import NoRemat
-from remat_solvers.portfolio.incumbent import Incumbent, warn
+from remat_solvers.portfolio.incumbent import Incumbent
 from remat_solvers.portfolio.isolated import solve_in_subprocess
 from remat_solvers.portfolio.walks import FAR, MOVED, WIDE, Walks
 from remat_solvers.protocol import Deadline, Problem, Solution, Status, judge
@@ -46,7 +47,7 @@ COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 500, 400
 LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
 NEAR_GAPS = 4  # no rounds where the plan is within as many times the wanted gap
-IDLE_ROUNDS = 3  # rounds end after as many that gain less than `MOVED`
+IDLE_ROUNDS = 2  # rounds end after as many that gain less than `MOVED`
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
 
 
@@ -152,7 +153,7 @@ class _Portfolio:
             )
         if known.best is None and not deadline.reached():
             starts += self.attempt(
-                descend=lambda within: minimize_peak(arrays, budget, self.floor_nbytes, within)
+                minimize_peak=lambda within: minimize_peak(arrays, budget, self.floor_nbytes, within)
             )
         if known.best is None and known.bound_s == float("inf"):
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
@@ -223,7 +224,7 @@ class _Portfolio:
     def attempt(self, **parts: Callable[[Deadline], Ints | None]) -> list[Ints]:
         """The results of parts of the portfolio, side by side; one that fails is skipped with a warning."""
 
-        def find(part: Callable[[Deadline], Ints | None], within: Deadline) -> Ints | None | Exception:
+        def find(part: Callable[[Deadline], Ints | None], within: Deadline) -> Ints | Exception | None:
             try:
                 order = part(within)
                 return None if order is None else self.known.polished(order, within)

@@ -1,10 +1,8 @@
 """The best plans of one solve so far, and the bound below which there is none."""
 
-import warnings
-
 import attrs
 
-from remat_solvers.errors import SolverWarning
+from remat_solvers.errors import warn
 from remat_solvers.evaluation.arrays import Arrays, Evaluation, Ints, evaluate
 from remat_solvers.local_search.polish import polish
 from remat_solvers.protocol import Deadline
@@ -81,8 +79,3 @@ class Incumbent:
 
     def _fits(self, result: Evaluation) -> bool:
         return result.valid and result.peak_nbytes <= self.budget_nbytes
-
-
-def warn(problem: str) -> None:
-    """Warn that a part of the portfolio failed."""
-    warnings.warn(f"{problem}: the other methods continue", SolverWarning, stacklevel=4)

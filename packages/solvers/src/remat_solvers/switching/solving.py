@@ -19,16 +19,19 @@ Deterministic for a solver that is, unless the deadline cuts in.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from math import isfinite
 from typing import Any
 
 import attrs
 
-from remat_graph import Schedule, relaxed
+from remat_graph import Graph, Schedule, relaxed
+from remat_graph.errors import text_of
 from remat_solvers.bounds.budget_bound import budget_floor
+from remat_solvers.bounds.coarse_time_bound import tight_bound
 from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
+from remat_solvers.errors import warn
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
@@ -41,6 +44,8 @@ QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
 BOUNDS_SHARE = 0.3  # of what is left then, for the bounds of parts of the decisions
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
+# Work of a round of the coarse program of the relaxed graph, in checks, and times ops: half a second.
+ROUND_CHECKS, ROUND_WORK = 50, 50_000
 JOINT_MOVES, MOST_JOINT_MOVES = 0.025, 0.4  # flips as a share of a solve: for each switch, and in all
 LEAST_MOVES = 40_000
 CLOSED = 0.1  # of the gap: what a pair of walks must gain
@@ -127,12 +132,12 @@ class _Decisions:
             return self.best({"method": "switches"})
         annealed_s = self.best_s
         for ones in self.chosen():
-            solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on])
+            solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on], least=least)
             if self.search.fitting or deadline.reached():
                 break
         self.solver_gain_s = annealed_s - self.best_s if isfinite(annealed_s) else float("inf")
         if self.search.fitting and not self.closed(WORTH):
-            enough_s = self.search.fitting[0].time_s - NEAR * graph.time_s
+            enough_s = self.best_s - NEAR * graph.time_s
             part = deadline.share(BOUNDS_SHARE)
             self.lower_s = decided_bound_s(graph, budget, part, relaxed_s=self.lower_s, enough_s=enough_s)
             self.report("bound")
@@ -279,17 +284,36 @@ class _Decisions:
             self.bounds[one.made.on] = bound_s
         return self.bounds[one.made.on]
 
-    def decided(self, *ones: DecidedOrder, afresh: Collection[DecidedOrder] = ()) -> Solution:
+    def decided(
+        self, *ones: DecidedOrder, afresh: Collection[DecidedOrder] = (), least: Graph | None = None
+    ) -> Solution:
         """The solver's plans of decisions, side by side, which are kept; returns that of the first.
 
-        Those of `afresh` do not begin with what was found so far.
+        Those of `afresh` do not begin with what was found so far. With `least`, the relaxed graph, a round of
+        its coarse program raises the bound of the whole meanwhile.
         """
-        tasks = [partial(self.solve_decided, one, one in afresh) for one in ones]
-        solutions = in_parallel(tasks, self.deadline)
+        tasks: list[Callable[[Deadline], Solution | float]] = [
+            partial(self.solve_decided, one, one in afresh) for one in ones
+        ]
+        if least is not None and self.search.fitting and not self.closed(NEAR):
+            tasks.append(partial(self.one_round_s, least))
+        results = in_parallel(tasks, self.deadline)
+        solutions = [each for each in results if isinstance(each, Solution)]
+        self.lower_s = max(self.lower_s, *(each for each in results if isinstance(each, float)), 0.0)
         for one, solution in zip(ones, solutions, strict=True):
             if solution.schedule is not None:
                 self.search.take(one.made.restore(solution.schedule), self.deadline)
         return solutions[0]
+
+    def one_round_s(self, least: Graph, deadline: Deadline) -> float:
+        """The bound of the relaxed graph after one round of the coarse program; 0 if that fails."""
+        checks = min(ROUND_CHECKS, ROUND_WORK // len(least.ops))
+        part = deadline.share(BOUNDS_SHARE)
+        try:
+            return tight_bound(least, self.budget_nbytes, part, known_s=self.best_s, rounds=1, checks=checks)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the plans still count
+            warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
+            return 0.0
 
     def solve_decided(self, one: DecidedOrder, afresh: bool, deadline: Deadline) -> Solution:
         """The solver's plan of one decision."""
