@@ -9,10 +9,11 @@ import pytest
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, noremat_peak_nbytes, simulate
 from remat_graph.testing.random_training import random_training
-from remat_solvers import Problem, SolverWarning, Status, get_solver
+from remat_solvers import Deadline, Problem, SolverWarning, Status, get_solver
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse_time_bound import CoarseBound
 from remat_solvers.bounds.reachability import reachability, with_order
+from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.portfolio import auto
 from remat_solvers.testing import chain, dense, mobile, random_graph, unet
 
@@ -87,6 +88,35 @@ def test_no_bound_is_above_a_brute_force(seed: int, family: Callable[[int], Grap
         assert solution.lower_bound_s <= least + 1e-9
         assert solution.status is not Status.INFEASIBLE or least == float("inf")
         assert solution.status is not Status.OPTIMAL or solution.time_s == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_cut_bound_finds_the_best_price(seed: int) -> None:
+    """Of few ops, all of which it looks at: no price of a fine grid gives more at any of them."""
+    graph = leaves(seed)
+    budget = (budget_floor(graph).nbytes + noremat_peak_nbytes(graph)) // 2
+    bound, other = CutBound(graph), CutBound(graph)
+    extra_s = bound.extra_s(budget, Deadline())
+    ticks = max(
+        other._bound(int(op), budget, float(price))[0]
+        for op in other.candidates
+        for price in np.geomspace(1e4, 1e11, 600)
+    )
+    assert max(0.0, ticks) * bound.tick_s <= extra_s * (1 + 1e-6) + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_cut_bound_is_above_a_tangent(seed: int) -> None:
+    """Which is why an op whose tangent is below the best bound need not be tried at the new price."""
+    graph = random_training(seed, layers=5)
+    budget = (budget_floor(graph).nbytes + noremat_peak_nbytes(graph)) // 2
+    bound = CutBound(graph)
+    for op in bound.candidates.tolist():
+        prices = np.geomspace(1e3, 1e10, 15).tolist()
+        found = [bound._bound(op, budget, price) for price in prices]
+        for price, (ticks, slope) in zip(prices, found, strict=True):
+            for at, (other, _) in zip(prices, found, strict=True):
+                assert other <= ticks + slope * (at - price) + len(graph.values) + 2 + 1e-9 * abs(slope) * at
 
 
 def test_the_bound_branches_over_orders_that_no_dependency_decides() -> None:

@@ -2,12 +2,13 @@
 
 Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
-solvers of other packages, if requested; a short walk, if nothing fits yet; interval DP; cuts at the boundary
-(`mincut`). Each start is polished. If no start fits, the search for the smallest peak runs. Then walks from
-the starts (`portfolio.walks`), and unless that is near the bound the coarse program, round by round while it
-is cheap and gains, whose solutions are also starts and often optimal; in parallel more walks from the best
-plan while they gain. Where nothing fits, the coarse program comes earlier, since it may find the first
-schedule. A candidate counts only if the referee accepts it, and no schedule over the budget is returned.
+solvers of other packages, if requested; side by side interval DP, cuts at the boundary (`mincut`) and, if
+nothing fits yet, a short walk. Each start is polished. If no start fits, the search for the smallest peak
+runs. Then walks from the starts (`portfolio.walks`), and unless that is near the bound the coarse program,
+round by round while it is cheap and gains, whose solutions are also starts and often optimal; in parallel a
+few walks from the best plan, and then more while they gain. Where nothing fits, the coarse program comes
+earlier, since it may find the first schedule. A candidate counts only if the referee accepts it, and no
+schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -48,6 +49,7 @@ LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
 NEAR_GAPS = 4  # no rounds where the plan is within as many times the wanted gap
 IDLE_ROUNDS = 2  # rounds end after as many that gain less than `MOVED`
+WALKS_BESIDE = 4  # in one thread, while another solves rounds; the next ones run in both
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
 
 
@@ -132,29 +134,25 @@ class _Portfolio:
         arrays, deadline, known = self.arrays, self.deadline, self.known
         self.report("floor")
         starts = self.caller_starts()
-        starts += self.attempt(greedy=lambda within: evict(arrays, budget, within))
+        starts += self.attempt(greedy=lambda within: evict(arrays, budget, within)).values()
         bound = CutBound(graph, self.reach)
         known.bound_s = known.cut_s = known.base_s + bound.extra_s(budget, deadline)
         self.report("bound")
         binding = bound.binding()
         if binding is not None and not known.closed():
-            starts = self.attempt(cut=lambda within: keep_only(arrays, budget, *binding, within)) + starts
+            cut = self.attempt(cut=lambda within: keep_only(arrays, budget, *binding, within))
+            starts = [*cut.values(), *starts]
         starts += self.run_guests()
-        if known.best is None and starts and self.settings.moves != 0:
-            self.attempt(walk=partial(self.first, starts))  # no start: walks from others find more
+        if not known.closed():
+            starts += self.other_starts(bound, list(starts))
         coarse = CoarseBound(bound, arrays, budget)
         refined = known.best is None  # rounds are the next hope, with a part of the time
         if refined:
             starts += self.refine(coarse, deadline.share(0.5))
-        if not known.closed():
-            starts += self.attempt(
-                interval_dp=lambda within: plan(graph, arrays, budget, within),
-                mincut=lambda within: cheapest(arrays, bound, budget, CUTS, within)[0],
-            )
         if known.best is None and not deadline.reached():
             starts += self.attempt(
                 minimize_peak=lambda within: minimize_peak(arrays, budget, self.floor_nbytes, within)
-            )
+            ).values()
         if known.best is None and known.bound_s == float("inf"):
             moments = ", ".join(graph.ops[i].name for i in coarse.moments)
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
@@ -166,6 +164,18 @@ class _Portfolio:
         return (
             solution if solution.feasible else attrs.evolve(solution, smallest_nbytes=known.smallest_nbytes)
         )
+
+    def other_starts(self, bound: CutBound, starts: list[Ints]) -> list[Ints]:
+        """Starts that take longer; if none fits so far, a short walk too, from which no other walk begins."""
+        graph, arrays, budget = self.problem.graph, self.arrays, self.problem.budget_nbytes
+        parts: dict[str, Callable[[Deadline], Ints | None]] = {
+            "interval_dp": lambda within: plan(graph, arrays, budget, within),
+            "mincut": lambda within: cheapest(arrays, bound, budget, CUTS, within)[0],
+        }
+        if self.known.best is None and starts and self.settings.moves != 0:
+            parts["walk"] = partial(self.first, starts)
+        found = self.attempt(**parts)
+        return [order for method, order in found.items() if method != "walk"]
 
     def search(self, starts: list[Ints], coarse: CoarseBound | None) -> None:
         """Walk from the starts, then from the best plan; if it is not near the bound, solve `coarse` too."""
@@ -188,15 +198,18 @@ class _Portfolio:
             found.extend(self.refine(coarse, deadline))
             alone.needless = known.closed()
 
-        in_parallel([refine, alone.go_on], self.deadline)
+        tasks: list[Callable[[Deadline], None]] = [refine, partial(alone.go_on, most=WALKS_BESIDE)]
+        in_parallel(tasks, self.deadline)
         if known.closed():  # and what the walks did depends on when the rounds ended
             return
         walks.seed, walks.done, walks.tried = alone.seed, alone.done, alone.tried
+        walks.idle, walks.turn = alone.idle, alone.turn
         ahead = known.best_s < alone.incumbent.best_s
         known.take(alone.incumbent)
         if ahead or not known.closed(FAR):
             walks.begin(found, self.deadline)
-            walks.go_on(self.deadline)
+            walks.idle = 0
+        walks.go_on(self.deadline)
 
     def walks(self, known: Incumbent, seed: int, *, lanes: int) -> Walks:
         settings = self.settings
@@ -221,7 +234,7 @@ class _Portfolio:
             self.report("start")
         return found
 
-    def attempt(self, **parts: Callable[[Deadline], Ints | None]) -> list[Ints]:
+    def attempt(self, **parts: Callable[[Deadline], Ints | None]) -> dict[str, Ints]:
         """The results of parts of the portfolio, side by side; one that fails is skipped with a warning."""
 
         def find(part: Callable[[Deadline], Ints | None], within: Deadline) -> Ints | Exception | None:
@@ -231,14 +244,17 @@ class _Portfolio:
             except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
                 return error
 
-        results = in_parallel([partial(find, part) for part in parts.values()], self.deadline)
-        found: list[Ints] = []
+        tasks: list[Callable[[Deadline], Ints | Exception | None]] = [
+            partial(find, part) for part in parts.values()
+        ]
+        results = in_parallel(tasks, self.deadline)
+        found: dict[str, Ints] = {}
         for method, result in zip(parts, results, strict=True):
             if isinstance(result, Exception):
                 warn(f"{method} failed ({type(result).__name__}: {text_of(result)})")
             elif result is not None:
                 self.known.add(result, method)
-                found.append(result)
+                found[method] = result
             self.report(method)
         return found
 
@@ -290,7 +306,7 @@ class _Portfolio:
                 break
             known.bound_s = max(known.bound_s, known.base_s + result.extra_s)
             if result.order is not None:
-                found += self.attempt(coarse=partial(self.fitting, result))
+                found += self.attempt(coarse=partial(self.fitting, result)).values()
             if result.proven and known.best_s - known.bound_s <= result.slack_s:
                 known.bound_s = known.best_s
             self.rounds += 1

@@ -51,6 +51,7 @@ class Walks:
         rival_s: time of a plan of another graph, which this one shall beat.
         lanes: walks that run at once.
         done, tried: walks and moves so far.
+        idle: walks from the best plan since the last that gained; `turn` of all of them.
         needless: set by another thread to end the search after the walk that runs.
     """
 
@@ -61,6 +62,8 @@ class Walks:
     lanes: int
     done: int = 0
     tried: int = 0
+    idle: int = 0
+    turn: int = 0
     needless: bool = False
 
     def begin(self, starts: list[Ints], deadline: Deadline) -> None:
@@ -71,15 +74,20 @@ class Walks:
                 return
             self._run(some, deadline)
 
-    def go_on(self, deadline: Deadline) -> None:
-        """Walk from the best plans while that gains."""
-        known, idle = self.incumbent, 0
-        walks = self._plans()
-        while idle < self._patience and not self._ended(deadline):
+    def go_on(self, deadline: Deadline, *, most: int | None = None) -> None:
+        """Walk from the best plans while that gains; `most` walks if that is given."""
+        known = self.incumbent
+        last = None if most is None else self.turn + most
+        walks = itertools.islice(self._plans(), self.turn, last)
+        while self.idle < self._patience and not self._ended(deadline):
+            plans = list(itertools.islice(walks, self.lanes))
+            if not plans:
+                return
             before_s = known.best_s
-            self._run(list(itertools.islice(walks, self.lanes)), deadline)
+            self._run(plans, deadline)
+            self.turn += len(plans)
             least_s = max(MOVED * known.base_s, CLOSED * (before_s - known.bound_s))
-            idle = 0 if known.best_s < before_s - least_s else idle + self.lanes
+            self.idle = 0 if known.best_s < before_s - least_s else self.idle + len(plans)
 
     def _ended(self, deadline: Deadline) -> bool:
         """Whether the gap is closed, nobody needs more, or the moves or the time are used up."""
