@@ -19,7 +19,7 @@ from remat_solvers.running.parallel import batches, in_parallel
 
 # Gaps as ratios of base time. Above the first, walks from the best plan are others; above the second, the
 # search gets twice the moves; below the last, few walks are worth their time.
-FAR, WIDE, NARROW = 0.03, 0.01, 0.003
+TIGHT, FAR, WIDE, NARROW = 0.1, 0.03, 0.01, 0.003
 MOVED = 1e-4  # a gain, as a share of base time
 CLOSED = 0.005  # or of the gap, if that is more
 # Walks: their moves, and (start temperature, price of memory). With the same moves in all, long walks found
@@ -32,6 +32,8 @@ FROM_OTHERS = ((0.1, 0.3), (1.0, 3.0))
 # Every other time memory is almost free of charge. Means of four seeds: 0.25 points faster on a decoder at
 # 20 % and on ResNet-18 at 30 %, 0.2 slower on Mamba at 30 %.
 FROM_FAR = ((0.1, 0.3), (1.0, 0.02), (0.3, 0.3), (0.2, 0.02))
+# At the smallest budgets a walk that leaves what fits does not come back: memory is dear from the beginning.
+FROM_TIGHT = ((0.1, 300.0), (0.3, 30.0), (0.1, 300.0), (1.0, 0.02))
 STARTS, RIVAL_STARTS = 4, 2  # of the first walks; with a rival
 # Gaps, and the walks after which the search ends if none of them gained; more at any wider gap. With 3, 6, 10
 # and 14 walks, 86 plans took 5 % longer and were no better in the sum.
@@ -144,11 +146,17 @@ class Walks:
         most = STARTS if self.rival_s == float("inf") else RIVAL_STARTS
         return sorted(differing.values(), key=rank)[:most]
 
+    @property
+    def _pairs(self) -> tuple[tuple[float, float], ...]:
+        """Start temperatures and prices of walks from the best plan."""
+        closed = self.incumbent.closed
+        return FROM_BEST if closed(FAR) else FROM_FAR if closed(TIGHT) else FROM_TIGHT
+
     def _plans(self) -> Iterator[tuple[Ints, float, float]]:
         """Where walks begin, with which temperature and price; without end."""
         for i in itertools.count():
             assert self.incumbent.best is not None
-            for hot, price in FROM_BEST if self.incumbent.closed(FAR) else FROM_FAR:
+            for hot, price in self._pairs:
                 yield self.incumbent.best, hot, price
             fastest = self.incumbent.fastest
             yield fastest[i % len(fastest)][1], *FROM_OTHERS[i % len(FROM_OTHERS)]
