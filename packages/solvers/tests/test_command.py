@@ -104,6 +104,8 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert list(solver_names()) == [line.split()[0] for line in lines]
     assert all(len(line.split()) > 2 for line in lines)
+    assert remat_command.main(["solvers", "--json"]) == 0
+    assert list(solver_names()) == list(json.loads(capsys.readouterr().out)["solvers"])
 
 
 @pytest.mark.parametrize(
