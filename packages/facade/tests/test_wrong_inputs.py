@@ -83,7 +83,15 @@ WITHOUT_TORCH = [
     (["solve", UNET, "--budget", "40%", "--gradients", "old"], "'old' is not one of 'new', 'present'"),
     (["solve", UNET, "--budget", "40%", "--plan-out", "a", "--order-out", "a"], "names the same file as"),
     (["solve", UNET, "--budget", "40%", "--plan-out", "."], "it is a folder): choose another path"),
-    (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is not valid JSON at line 2"),
+    (["solve", "wrong.json", "--budget", "40%"], "wrong.json: is not valid JSON at line 2"),
+    (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is a model, and a saved graph was wanted: `remat"),
+    (["solve", "wrong.py:make", "--budget", "40%"], "`remat plan wrong.py:make --budget 100% --graph-out"),
+    (["min-budget", "wrong.py:make"], "`remat plan wrong.py:make --budget 100% --graph-out FILE` writes one"),
+    (["min-budget", "torchvision.models.resnet50"], "is a model, and a saved graph was wanted"),
+    (["show", "wrong.py:make"], "`remat plan wrong.py:make --budget 40% --plan-out FILE` writes one"),
+    (["show", "plan.json", "--graph", "wrong.py:make"], "is a model, and a saved graph was wanted"),
+    (["check", "wrong.py:make", "--plan", "wrong.py:make"], "is a model, and a saved plan was wanted"),
+    (["check", UNET], "for a saved graph use `remat solve`, `sweep` or `doctor`"),
     ([*PLAN[:3], "40"], 'it would be 40 B; did you mean "40%" or "40GiB"?'),
     ([*PLAN[:3], "lots"], '"auto" for what the device has left'),
     (
@@ -156,7 +164,11 @@ WITHOUT_TORCH = [
     (["min-budget", "nowhere.json"], "nowhere.json: no such file"),
     (["min-budget", UNET, "--gradients", "some"], "'some' is not one of 'new', 'present'"),
     (["show", "nowhere.json"], "nowhere.json: no such file"),
-    (["show", UNET], "is not a plan"),
+    (["show", UNET], "is not a plan file of remat: it names no format"),
+    (
+        ["min-budget", "plan.json"],
+        "'remat-graph' was wanted; `remat plan MODEL --budget 100% --graph-out FILE`",
+    ),
     (["show", "plan.json", "--png", "a", "--html", "a", "--graph", UNET], "names the same file as"),
     (["show", "plan.json", "--png", "a"], "add --graph FILE"),
     (["config", "rocket"], "config: type"),
@@ -221,6 +233,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delitem(sys.modules, "wrong", raising=False)
     Path("wrong.py").write_text(FACTORY)
+    Path("wrong.json").write_text(FACTORY)
+    Path("plan.json").write_text('{"format": "remat-plan"}')
 
 
 @pytest.mark.parametrize(("words", "said"), [*WITHOUT_TORCH, *WITH_TORCH], ids=lambda part: str(part)[:50])

@@ -112,6 +112,7 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "part"),
     [
         (["plan", "train.py:make"], "pip install remat-facade"),
+        (["min-budget", "train.py:make"], "`remat plan train.py:make --budget 100% --graph-out FILE` writes"),
         (["solve", "graph.json"], "--budget"),
         (["solve", "graph.json", "--budget", "lots"], "is neither a size nor a percentage"),
         (["solve", "graph.json", "--budget", "60%", "--solver", "gredy"], "did you mean 'greedy'"),

@@ -23,6 +23,7 @@ from remat_graph import (
 )
 from remat_graph.budget import check_unit_for, in_one_word
 from remat_graph.errors import cut
+from remat_graph.serialization.inputs import check_saved
 from remat_graph.serialization.outputs import check_paths, save_to
 from remat_solvers.facts import min_budget_facts, plain, plan_facts
 from remat_solvers.protocol import Deadline
@@ -111,7 +112,7 @@ def _parser() -> ArgumentParser:
     for verb in (plan, smallest, listing):
         verb.add_argument("--json", action="store_true", help="print one JSON object")
     for verb in (plan, smallest):
-        verb.add_argument("graph", metavar="GRAPH.json", type=Path, help="a graph, saved or of the corpus")
+        verb.add_argument("graph", metavar="GRAPH.json", type=_graph, help="a graph, saved or of the corpus")
         verb.add_argument(
             "--time-limit",
             metavar="SECONDS",
@@ -124,6 +125,11 @@ def _parser() -> ArgumentParser:
     plan.set_defaults(run=_solve)
     smallest.set_defaults(run=_min_budget)
     return parser
+
+
+def _graph(word: str) -> Path:
+    check_saved(word, "graph")
+    return Path(word)
 
 
 def _seconds(word: str) -> float:

@@ -28,7 +28,12 @@ def check(
     outputs: options.OutputsOption = None,
     gradients: options.GradientsOption = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run this saved plan, instead of planning.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run this saved plan, instead of planning.",
+            callback=options.saved_plan,
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Timed steps of each side.")] = 5,
     json: options.JsonOption = False,
