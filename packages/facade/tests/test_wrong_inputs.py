@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_facade import Hiremate, PureRotor, RematError, generate_config, limit_memory
+from remat_facade import Hiremate, Offmate, PureRotor, RematError, generate_config, limit_memory
 from remat_facade.cli.app import main
 
 from .corpus import GRAPHS
@@ -225,6 +225,45 @@ CONSTRUCTORS: list[tuple[Callable[[], Any], str]] = [
     (lambda: generate_config("rocket"), "config: type"),
 ]
 
+CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
+    (
+        Hiremate,
+        (MODEL, "2MiB"),
+        {},
+        "Hiremate(model, '2MiB'): the sample is missing; give Hiremate(model, sa",
+    ),
+    (PureRotor, (MODEL, 2**20), {}, "or limit_memory(model, 1048576), which needs none"),
+    (
+        Hiremate,
+        (MODEL,),
+        {},
+        "Hiremate(): missing a required argument: 'sample'; give Hiremate(model, sample",
+    ),
+    (Hiremate, (MODEL, SAMPLE), {}, "Hiremate(): missing a required argument: 'budget'; give Hiremate(model"),
+    (
+        Hiremate,
+        (MODEL, "2MiB", SAMPLE),
+        {},
+        "Hiremate(model, budget, sample): the arguments are in another o",
+    ),
+    (Hiremate, ("2MiB", MODEL, SAMPLE), {}, "in another order; give Hiremate(model, sample, budget)"),
+    (
+        Hiremate,
+        (MODEL, SAMPLE, "2MiB", 3),
+        {},
+        "too many positional arguments; give Hiremate(model, sample, ",
+    ),
+    (Hiremate, (MODEL, SAMPLE, "2MiB"), {"time_limit": 3}, "Hiremate() got an unexpected keyword argument "),
+    (Hiremate, (MODEL, SAMPLE, "2MiB"), {"time_limit": 3}, "'time_limit'; did you mean time_limit_s?"),
+    (
+        Offmate,
+        (MODEL, SAMPLE),
+        {},
+        "Offmate(): missing a required argument: 'budget'; give Offmate(model, sa",
+    ),
+    (limit_memory, (MODEL, "2MiB"), {"time_limit": 3}, "limit_memory() got an unexpected keyword argument "),
+]
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +293,16 @@ def test_a_wrong_argument_is_one_line(make: Callable[[], Any], said: str) -> Non
     with pytest.raises(RematError) as caught:
         make()
     assert "\n" not in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("called", "args", "kwargs", "said"), CALLS)
+def test_a_wrong_call_names_what_was_called(
+    called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], said: str
+) -> None:
+    """Not the class that it inherits from; and it says which call is expected."""
+    with pytest.raises(TypeError) as caught:
+        called(*args, **kwargs)
     assert said in str(caught.value)
 
 
