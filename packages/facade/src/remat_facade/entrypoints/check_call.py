@@ -42,8 +42,8 @@ def _wrong(
     if len(args) == 2 and "sample" not in kwargs and _place(args[1]) == "budget":
         budget = shown(args[1])
         return (
-            f"{name}(model, {budget}): the sample is missing; give {name}(model, sample, {budget}), with what "
-            f"the model is called with, or limit_memory(model, {budget}), which needs none"
+            f"{name}(model, {budget}): the sample is missing; give {name}(model, sample, {budget}), or "
+            f"limit_memory(model, {budget}), which needs none"
         )
     return f"{name}(): {problem}; give {name}({', '.join(_ORDER)}), and every other argument by its name"
 
