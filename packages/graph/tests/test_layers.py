@@ -95,7 +95,7 @@ def test_blocks_are_folded() -> None:
 
 
 def test_the_layers_of_a_sequential_have_names() -> None:
-    """They differ, so each keeps its number; many are a range. Blocks, which have layers inside, are folded."""
+    """They differ, so each keeps its number, and many are a range; blocks, which have layers, are folded."""
     names = ["body.0", "body.1", "body.2", "h.0.mlp", "h.1.mlp", "h.1", "head", ""]
     few = Patterns(names)
     assert ["body.0", "body.1", "body.2", "h.*.mlp", "h.*.mlp", "h.*", "head", ""] == [few(n) for n in names]

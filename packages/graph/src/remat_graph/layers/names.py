@@ -1,8 +1,8 @@
 """Names of layers: dotted paths of submodules, such as ``transformer.h.3.mlp``.
 
-Layers that repeat are folded to one pattern, ``transformer.h.*.mlp``, so that a model has a few of them. The
-layers of a `Sequential`, which differ, keep their numbers, or are a range, ``features.0-36``, if they are many.
-Those of a model that is a `Sequential` are ``[0]`` or ``[0-36]``.
+Layers that repeat are folded to one pattern, ``transformer.h.*.mlp``, so that a model has a few of them.
+Those of a `Sequential`, which differ, keep their numbers, or are a range, ``features.0-36``, if they are
+many; in a model that is a `Sequential` they are ``[0]`` or ``[0-36]``.
 """
 
 from collections import defaultdict
