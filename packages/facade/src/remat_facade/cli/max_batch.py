@@ -22,6 +22,7 @@ def largest_batch(
     budget: options.StepSizeOption = None,
     device_memory: options.WholeDeviceOption = None,
     input: options.InputOption = None,
+    dtype: options.DtypeOption = None,
     solvers: options.SolversOption = "auto",
     max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
     first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
@@ -51,7 +52,7 @@ def largest_batch(
     names = methods_of(solvers)
     rule_of(optimizer)
     times = None if platform is None else find_platform(platform)
-    named = Target.parse(target, input)
+    named = Target.parse(target, input, dtype=dtype)
     clock = BatchClock(time_limit)
     solve = at_most(solve_present if gradients == "present" else solve_switches, clock)
     with CommandOutput(as_json=json) as output:

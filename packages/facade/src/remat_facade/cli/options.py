@@ -175,6 +175,10 @@ InputOption = Annotated[
 BatchOption = Annotated[
     int | None, typer.Option(min=1, help="Batch size, with --input or for a FACTORY that takes one.")
 ]
+DtypeOption = Annotated[
+    Literal["float32", "float64", "float16", "bfloat16"] | None,
+    typer.Option(help="Convert the model and its inputs to this type. [default: as they are]"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 TypeArgument = Annotated[
     str,
