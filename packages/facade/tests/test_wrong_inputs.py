@@ -290,6 +290,26 @@ def test_a_wrong_command_is_one_line(words: list[str], said: str, capsys: pytest
     assert not shown.out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["solve", UNET, "--budget", "1%", "--time-limit", "2"],
+        ["plan", "wrong.py:make", "--budget", "100B", "--time-limit", "2"],
+        ["plan", "wrong.py:model", "--input", "4", "--budget", "100B", "--time-limit", "2"],
+        ["check", "wrong.py:make", "--budget", "100B", "--time-limit", "2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_budget_that_is_too_small_is_one_line(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """With the smallest that works, and no traceback of any thread or library before it."""
+    assert main(words) == 2
+    shown = capfd.readouterr()
+    assert shown.err.count("\n") == 1, shown.err
+    assert "is too small: no schedule" in shown.err
+    assert "the smallest budget with a schedule is" in shown.err
+    assert not shown.out
+
+
 @pytest.mark.parametrize(("make", "said"), CONSTRUCTORS)
 def test_a_wrong_argument_is_one_line(make: Callable[[], Any], said: str) -> None:
     """The error is one of remat's, its text is one line, and names what came or what to do."""

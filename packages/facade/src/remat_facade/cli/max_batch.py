@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remat_facade.cli import options
-from remat_facade.cli.plan import DOES_NOT_FIT
+from remat_facade.cli.plan import DOES_NOT_FIT, SMALLER
 from remat_facade.cli.terminal import complain, progress
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -
     try:
         nbytes = budget_on(loaded[0], optimizer, device_nbytes)
     except NothingLeft as error:
-        return 0, f"{error.problem}; {error.advice}", ""
+        return 0, f"{error.problem}; {SMALLER}", ""
     fit = fit_of(loaded[0], nbytes, optimizer, device=device, device_nbytes=device_nbytes)
     free = "" if fit.left_nbytes is None else f", {format_nbytes(fit.left_nbytes)} kept free"
     note = f"{format_nbytes(device_nbytes)} less {fit.parts()}{free}"

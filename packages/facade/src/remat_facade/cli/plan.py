@@ -27,6 +27,9 @@ OWN_LOSS = (
 )
 """The line below a saved plan whose loss is not a function of an output and a target."""
 
+SMALLER = "raise --device-memory, or name an --optimizer with smaller states"
+"""What to do where nothing of the given device is left."""
+
 DOES_NOT_FIT = 1
 """The exit code if training does not fit."""
 
@@ -73,21 +76,19 @@ def plan(
     device_nbytes = None if device_memory is None else size_of(device_memory)
     times = None if platform is None else find_platform(platform)
     check_device(budget, device_nbytes, estimated=times is not None and input is not None)
-    method = choose_method(
-        "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
-    )
+    chosen = {"outputs": outputs, "gradients": gradients}
+    method = choose_method("auto", config, solver, seed, time_limit, ways, **chosen)
     check_method(method, optimizer)
     named = Target.parse(target, input, batch, dtype)
     with CommandOutput(as_json=json) as output:
-        loaded, (graph, made, fit) = _planned(
-            named, budget, method, optimizer, device_nbytes, times, zoo, output
-        )
+        loaded, planned = _planned(named, budget, method, optimizer, device_nbytes, times, zoo, output)
+        graph, made, fit = planned
         deliver(output, made, plan_out)
         output.facts |= {"fit": fit, "fits": fit.fits}
         output.show(fit_table(fit))
         output.save(graph_out, lambda path: save_graph(graph, path))
         if plan_out is not None and named.shape is not None:
-            output.facts["load"] = _how_to_load(loaded, budget, method, plan_out, estimated=times is not None)
+            output.facts["load"] = _how_to_load(loaded, budget, method, plan_out, times)
             output.say(output.facts["load"])
     if interrupted(made):
         raise EndedEarly
@@ -134,7 +135,9 @@ def _planned(
     raise typer.Exit(DOES_NOT_FIT)
 
 
-def _how_to_load(loaded: "Loaded", budget: str, method: "Method", path: "Path", *, estimated: bool) -> str:
+def _how_to_load(
+    loaded: "Loaded", budget: str, method: "Method", path: "Path", platform: "Platform | None"
+) -> str:
     """The line below a saved plan of a model that is named, whose loss and inputs the user has not seen.
 
     Args:
@@ -142,7 +145,7 @@ def _how_to_load(loaded: "Loaded", budget: str, method: "Method", path: "Path", 
         budget: of the plan.
         method: by which it was made.
         path: of the plan.
-        estimated: whether the graph is that of a GPU.
+        platform: for which a graph is that of a GPU; None for this machine.
     """
     from remat_facade.cli.named_model import WithLoss
 
@@ -156,7 +159,7 @@ def _how_to_load(loaded: "Loaded", budget: str, method: "Method", path: "Path", 
     limit = ", ".join(["limit_memory(model", f'"{budget}"', *options, f'plan="{path}")'])
     called = ", ".join(["x"] * len(args) + [f"{name}=..." for name in kwargs])
     shapes = ", ".join(f"{list(each.shape)}" for each in (*args, *kwargs.values()))
-    where = " on a GPU" if estimated else ""
+    where = " on a GPU" if platform is not None else ""
     return f"load it{where} with {limit}; then call model({called}), with tensors of shape {shapes}"
 
 
@@ -180,7 +183,7 @@ def _advised(
     if isinstance(error, NothingLeft):
         if not given:
             return error
-        return attrs.evolve(error, advice="raise --device-memory, or name an --optimizer with smaller states")
+        return attrs.evolve(error, advice=SMALLER)
     least = size_for(least_device_nbytes(model, optimizer, error.smallest_nbytes))
     device = f"give --device-memory {least}" if given else f"use a device with {least}"
     return attrs.evolve(error, smallest_percent=None, advice=f"{device} or more, or use a smaller batch")

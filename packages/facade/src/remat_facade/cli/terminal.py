@@ -29,8 +29,8 @@ def _text(console: "Console", text: str, style: str = "") -> "Text":
 def show(table: "Table") -> None:
     """Print a table on stdout.
 
-    In a file or a pipe it is as wide as it is, unless ``COLUMNS`` is set. On a terminal that is narrower,
-    lines break between words only, so that names can be read and copied.
+    In a file or a pipe no line is broken, unless ``COLUMNS`` is set. On a narrow terminal, lines break
+    between words only, so that names can be read and copied.
     """
     import os
 
