@@ -40,7 +40,7 @@ OTHERS = {
     *("find_unused_parameters", "static_graph", "from_pretrained", "get_peft_model"),
     *("SFTTrainer", "DPOTrainer", "RematPlugin", "gradient_checkpointing"),
     *("FlexAttention", "TensorBoard", "OptimWrapper", "TORCH_INDEX"),
-    *("p32xlarge", "p2xlarge", "c524xlarge"),  # entry points
+    *("p32xlarge", "p2xlarge", "c524xlarge", "p32xlarge_fp16"),  # machines of Checkmate
     # Of torch and of DeepSpeed, on the pages for their users.
     *("gradient_as_bucket_view", "use_reentrant", "preserve_rng_state", "context_fn", "early_stop"),
     *("determinism_check", "number_checkpoints", "cpu_checkpointing", "partition_activations", "drop_last"),

@@ -547,9 +547,9 @@ def test_there_are_five_distributions() -> None:
 
 
 SOLVE = {"--budget", "--solver", "--config", "--seed", "--time-limit", "--json"}
-NAMED = {"target", "--input"}  # a model by MODULE:FACTORY or by its name
+NAMED = {"--dtype", "target", "--input"}  # a model by MODULE:FACTORY or by its name
 VERBS = {
-    "demo": {"--model", "--budget", "--steps", "--outputs", "--out"},
+    "demo": {"--model", "--budget", "--steps", "--outputs", "--out", "--json"},
     "plan": SOLVE
     | NAMED
     | {
@@ -589,7 +589,7 @@ VERBS = {
         "--json",
     },
     "doctor": SOLVE | NAMED | {"--batch", "--platform", "--ways", "--outputs", "--gradients"},
-    "config": {"type", "--out"},
+    "config": {"type", "--out", "--json"},
     "show": {
         *("plan", "--graph", "--png", "--matrix", "--html", "--json"),
         *("--dataflow", "--snapshot", "--trace"),

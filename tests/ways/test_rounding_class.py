@@ -94,8 +94,8 @@ def test_the_plan_names_every_op_that_rounds(tmp_path: Path) -> None:
     planned = PlannedModule(model(2), (X,), {}, all_switched(), ways=[nearly])
     plan = planned.plan
     assert (("tanh", "nearly"), ("tanh_1", "nearly")) == plan.rounding
-    assert "not bit-identical, within rounding: nearly (2): 2 in *" in plan.summary()
-    assert (("nearly", "*", "2", "tanh"),) == rounding_table(plan).rows
+    assert "not bit-identical, within rounding: nearly (2): 1 in [1], 1 in [3]" in plan.summary()
+    assert (("nearly", "[1]", "1", "tanh"), ("nearly", "[3]", "1", "tanh")) == rounding_table(plan).rows
     save_plan(plan, tmp_path / "plan.json")
     assert plan == load_plan(tmp_path / "plan.json")
     found, wanted = planned(X), model(2)(X)

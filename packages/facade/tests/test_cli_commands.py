@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 
 from remat_facade import __version__, load_config
 from remat_facade.cli.app import app, main
+from remat_facade.cli.output import CommandOutput
 from remat_facade.config.types import config_types
 from remat_solvers import solver_names
 
@@ -147,8 +149,9 @@ def test_a_shell_completes_values(line: str, completed: set[str]) -> None:
         (["sweep", str(GPT2), "--solvers", "noremat", "--budgets", "100%"], {"curves", "graph_name"}),
         (["doctor", str(GPT2), "--solver", "noremat", "--budget", "100%", "--time-limit", "1"], {"advice"}),
         (["solvers"], {"solvers"}),
+        (["config", "rotor"], {"type", "about", "fields"}),
     ],
-    ids=["solve", "min-budget", "sweep", "doctor", "solvers"],
+    ids=["solve", "min-budget", "sweep", "doctor", "solvers", "config"],
 )
 def test_a_result_is_one_object(words: list[str], keys: set[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With `--json` it is all that is on stdout."""
@@ -156,6 +159,26 @@ def test_a_result_is_one_object(words: list[str], keys: set[str], capsys: pytest
     shown = capsys.readouterr()
     assert keys <= json.loads(shown.out).keys()
     assert shown.err == ""
+
+
+def test_every_command_can_print_one_object() -> None:
+    """None of them lacks `--json`."""
+    command: Any = typer.main.get_command(app)
+    with_json = {verb for verb, each in command.commands.items() if "json" in {p.name for p in each.params}}
+    assert set(command.commands) == with_json
+
+
+def test_a_warning_is_in_the_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """As well as where it is shown: a program that reads the figures learns what spoiled them."""
+    said: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: said.append(f"{message}")
+        with CommandOutput(as_json=True) as output:
+            output.facts["name"] = "this"
+            warnings.warn("this is old", UserWarning, stacklevel=1)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown, said) == ({"name": "this", "warnings": ["this is old"]}, ["this is old"])
 
 
 def test_a_saved_plan_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from remat_facade import ForeignPlan, limit_memory, planned
 from remat_facade.cli.app import main
 from remat_facade.cli.target import Target
 from remat_graph import load_plan
@@ -47,6 +49,23 @@ class Words(nn.Module):
 
     def forward(self, tokens):
         return {"logits": self.head(self.embedding(tokens)).transpose(1, 2)}
+
+class Looking(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 5)
+
+    def forward(self, x):
+        y = super().forward(x)
+        assert y.sum().item() == y.sum().item()
+        return [y[:, :0].long(), y]
+
+class Traced(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 5)
+
+    def forward(self, x):
+        assert type(x) is not torch.Tensor or not x.is_meta
+        return super().forward(x)
 
 class Config:
     vocab_size, use_cache, max_position_embeddings = 11, True, 10
@@ -96,8 +115,9 @@ def facts(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -
 @pytest.mark.parametrize(
     ("name", "shape", "inputs", "outputs"),
     [
-        ("named.net", "3x16x16", [(2, 3, 16, 16)], 1),
-        ("named:Words", "6", [(2, 6)], 1),
+        ("named.net", "3x16x16", [(2, 3, 16, 16), (2,)], 1),
+        ("named:Words", "6", [(2, 6), (2, 7, 6)], 1),
+        ("named:Looking", "6", [(2, 6), (2,)], 1),
         ("named.TinyLM", "6", [(2, 6), (2, 6)], 2),
     ],
 )
@@ -115,6 +135,86 @@ def test_a_model_by_its_name_returns_its_loss(
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert type(model).__name__.lower() == name[6:].lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "loss", "target"),
+    [
+        ("Net", "3x16x16", F.cross_entropy, torch.zeros(2, dtype=torch.int64)),
+        ("Decoder", "16", F.mse_loss, torch.zeros(2, 3, 6, 6)),
+        ("Words", "6", lambda output, y: F.mse_loss(output["logits"], y), torch.zeros(2, 7, 6)),
+    ],
+)
+def test_the_plan_of_a_named_model_is_loaded(
+    name: str, shape: str, loss: Any, target: torch.Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into a model of the user's own, by the call that the command shows; no search runs."""
+    words = [
+        "plan",
+        f"named.{name}",
+        "--input",
+        shape,
+        "--batch",
+        "2",
+        "--budget",
+        "100%",
+        "--solver",
+        "greedy",
+    ]
+    line = facts([*words, "--out", "plan.json"], capsys)["load"]
+    said = re.search(
+        r'with limit_memory\(model, "100%", loss=(.*), plan="plan.json"\); then call model\(', line
+    )
+    assert said
+    told = eval(said[1])  # the line that a user copies
+    model = getattr(sys.modules["named"], name)()
+    x = (
+        torch.zeros(2, 6, dtype=torch.int64)
+        if name == "Words"
+        else torch.randn(2, *map(int, shape.split("x")))
+    )
+    for each in (loss, told):
+        limit_memory(model, "100%", loss=each, plan="plan.json")
+        model(x, target=target).backward()
+        found = planned(model)
+        assert found is not None
+        assert found.plan.solver == "greedy"
+
+
+def test_a_plan_that_is_for_this_command_alone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the shape of the output is unknown, or the graph is that of a GPU."""
+    words = ["--input", "6", "--budget", "100%", "--platform", "v100", "--out", "plan.json"]
+    assert "plan MODULE:FACTORY" in facts(["plan", "named.Traced", *words], capsys)["load"]
+    assert "load it on a GPU with" in facts(["plan", "named.Words", *words], capsys)["load"]
+
+
+def test_the_plan_of_a_named_model_with_its_own_loss_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is called with labels."""
+    words = ["plan", "named.TinyLM", "--input", "6", "--budget", "100%", "--solver", "greedy"]
+    line = facts([*words, "--out", "plan.json"], capsys)["load"]
+    assert 'limit_memory(model, "100%", plan="plan.json"); then call model(input_ids=..., labels=...)' in line
+    named = sys.modules["named"]
+    config = named.Config()
+    config.use_cache = False
+    model = limit_memory(named.TinyLM(config), "100%", plan="plan.json")
+    tokens = torch.zeros(1, 6, dtype=torch.int64)
+    with pytest.raises(ForeignPlan):
+        model(input_ids=tokens[:, 1:], labels=tokens[:, 1:])
+    model(input_ids=tokens, labels=tokens)["loss"].backward()
+    found = planned(model)
+    assert found is not None
+    assert found.plan.solver == "greedy"
+
+
+@pytest.mark.parametrize("words", [["named.Decoder", "--input", "16"], ["named.py:layers", "--batch", "4"]])
+def test_a_model_is_planned_in_another_type(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its gradients take half the bytes then; integers stay as they are."""
+    given = ["plan", *words, "--budget", "100%", "--solver", "noremat", "--platform", "p32xlarge"]
+    half, full = (facts([*given, *more], capsys)["plan"] for more in (["--dtype", "float16"], []))
+    assert 0.5 <= half["gradient_nbytes"] / full["gradient_nbytes"] < 0.6
+    loaded = Target.parse("named.TinyLM", "6", 2, "bfloat16").load()
+    assert {torch.bfloat16} == {parameter.dtype for parameter in loaded[0].parameters()}
+    assert {torch.int64} == {tensor.dtype for tensor in loaded[2].values()}
 
 
 def test_a_model_is_estimated_where_a_platform_is_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """The demo's comparison on small models: it reports every violated promise."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from remat_facade import BadConfig
 from remat_facade.cli.app import main
+from remat_facade.demo import run
 from remat_facade.demo.run import Demo, run_demo
 from remat_facade.demo.tasks import Task, get_task, gpt2, resnet
 from remat_graph import load_graph, load_plan
@@ -83,6 +85,19 @@ def test_a_difference_is_said(demo: Demo) -> None:
             assert ("NO" in tables) == (name == "losses")
         finally:
             setattr(planned, name, kept)
+
+
+def test_a_demo_is_one_object(
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--json`: both runs, whether they are the same, and the files."""
+    path = tmp_path / "plan.json"
+    monkeypatch.setattr(run, "run_demo", lambda *_, **__: attrs.evolve(demo, written=(path,)))
+    assert main(["demo", "--json", "--out", str(tmp_path / "out")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["holds"], shown["problems"], shown["wrote"]) == (True, [], [str(path)])
+    assert shown["unplanned"]["losses"] == shown["planned"]["losses"]
+    assert shown["planned"]["allocator_nbytes"] <= shown["plan"]["budget_nbytes"]
 
 
 def test_an_infeasible_demo_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

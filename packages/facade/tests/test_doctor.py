@@ -266,7 +266,7 @@ def test_a_model_is_diagnosed(
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     assert main(["doctor", "made.py:make", "--budget", "70%", "--time-limit", "4"]) == 0
     out = capsys.readouterr().out
-    for word in ("Two: the step", "blocks.*", "capture", "measuring", "outputs and tangents"):
+    for word in ("Two: the step", "blocks.0", "capture", "measuring", "outputs and tangents"):
         assert word in out
     plan = ["plan", "made.py:make", "--budget", "100%", "--solver", "noremat", "--graph-out"]
     assert main([*plan, "kept.json"]) == main([*plan, "dropped.json", "--outputs", "dropped"]) == 0

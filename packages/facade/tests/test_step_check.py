@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from remat_executor.costs.stopwatch import HostClocks
 from remat_facade import Hiremate
 from remat_facade.cli.app import main
 from remat_facade.report.step_check import SideFigures, StepCheck, check_step
@@ -62,11 +62,16 @@ def pair(sample: Tensor, tmp_path_factory: pytest.TempPathFactory) -> tuple[Net,
     return model, Hiremate(copy.deepcopy(model), sample, "70%", cache_dir=folder, time_limit_s=2.0)
 
 
+def clock(share: float) -> HostClocks:
+    """A clock that counts readings; its thread has a core for a share of the seconds that pass."""
+    passed, worked = count(), count()
+    return HostClocks(passed=lambda: float(next(passed)), worked=lambda: share * next(worked))
+
+
 @pytest.fixture(scope="module")
 def found(pair: tuple[Net, Hiremate], sample: Tensor) -> StepCheck:
     """A check with a clock that counts."""
-    ticks: Iterator[int] = count()
-    return check_step(*pair, (sample,), {}, steps=3, clock=lambda: float(next(ticks)))
+    return check_step(*pair, (sample,), {}, steps=3, clock=clock(1.0))
 
 
 def test_a_plan_keeps_its_promises(found: StepCheck) -> None:
@@ -79,6 +84,15 @@ def test_a_plan_keeps_its_promises(found: StepCheck) -> None:
     assert found.planned.meter_nbytes <= found.planned.allocator_nbytes <= found.plan.budget_nbytes
     assert found.planned.allocator_nbytes < found.unplanned.allocator_nbytes
     assert (found.unplanned.step_s, found.planned.step_s) == (1.0, 1.0)
+
+
+def test_a_busy_machine_is_said(pair: tuple[Net, Hiremate], sample: Tensor, found: StepCheck) -> None:
+    """Where the thread had no core for more than a fifth of the timed steps: in the table and as a flag."""
+    said = "other processes kept the cores busy"
+    assert (found.busy, said in found.table.note) == (False, False)
+    waited = check_step(*pair, (sample,), {}, steps=2, clock=clock(0.5))
+    assert (waited.busy, said in waited.table.note) == (True, True)
+    assert waited.problems == ()
 
 
 def test_other_results_are_a_problem(pair: tuple[Net, Hiremate], sample: Tensor) -> None:
@@ -132,5 +146,6 @@ def test_the_command(
     assert main(["check", *target, "--plan", saved, "--steps", "1", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["plan"]["solver"] == "greedy"
+    assert facts["busy"] in (False, True)
     assert (facts["holds"], facts["problems"], facts["missed"]) == (True, [], 0)
     assert facts["planned"]["allocator_nbytes"] <= facts["plan"]["budget_nbytes"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_facade import Hiremate, PureRotor, RematError, generate_config, limit_memory
+from remat_facade import Hiremate, Offmate, PureRotor, RematError, generate_config, limit_memory
 from remat_facade.cli.app import main
 
 from .corpus import GRAPHS
@@ -83,7 +83,15 @@ WITHOUT_TORCH = [
     (["solve", UNET, "--budget", "40%", "--gradients", "old"], "'old' is not one of 'new', 'present'"),
     (["solve", UNET, "--budget", "40%", "--plan-out", "a", "--order-out", "a"], "names the same file as"),
     (["solve", UNET, "--budget", "40%", "--plan-out", "."], "it is a folder): choose another path"),
-    (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is not valid JSON at line 2"),
+    (["solve", "wrong.json", "--budget", "40%"], "wrong.json: is not valid JSON at line 2"),
+    (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is a model, and a saved graph was wanted: `remat"),
+    (["solve", "wrong.py:make", "--budget", "40%"], "`remat plan wrong.py:make --budget 100% --graph-out"),
+    (["min-budget", "wrong.py:make"], "`remat plan wrong.py:make --budget 100% --graph-out FILE` writes one"),
+    (["min-budget", "torchvision.models.resnet50"], "is a model, and a saved graph was wanted"),
+    (["show", "wrong.py:make"], "`remat plan wrong.py:make --budget 40% --plan-out FILE` writes one"),
+    (["show", "plan.json", "--graph", "wrong.py:make"], "is a model, and a saved graph was wanted"),
+    (["check", "wrong.py:make", "--plan", "wrong.py:make"], "is a model, and a saved plan was wanted"),
+    (["check", UNET], "for a saved graph use `remat solve`, `sweep` or `doctor`"),
     ([*PLAN[:3], "40"], 'it would be 40 B; did you mean "40%" or "40GiB"?'),
     ([*PLAN[:3], "lots"], '"auto" for what the device has left'),
     (
@@ -97,6 +105,9 @@ WITHOUT_TORCH = [
     ([*PLAN, "--device-memory", "80"], 'did you mean "80GiB"?'),
     ([*PLAN, "--device-memory", "50%"], "a percentage is not a number of bytes; give"),
     ([*PLAN, "--platform", "h1000"], "choose one of a100-spec"),
+    ([*PLAN, "--platform", "p32xlarge_fp16"], "name p32xlarge, and plan the model in float16, by `--dtype"),
+    ([*PLAN, "--dtype", "half"], "'half' is not one of 'float32', 'float64', 'float16', 'bfloat16'"),
+    (["sweep", UNET, "--dtype", "float16"], "--dtype is for a model: give MODULE:FACTORY"),
     ([*PLAN, "--platform", "nowhere.json"], "nowhere.json: no such file"),
     ([*PLAN, "--platform", "H100"], "no cost platform 'H100' (did you mean h100?)"),
     ([*PLAN, "--platform", "h1000"], "; -spec may be left out"),
@@ -156,7 +167,11 @@ WITHOUT_TORCH = [
     (["min-budget", "nowhere.json"], "nowhere.json: no such file"),
     (["min-budget", UNET, "--gradients", "some"], "'some' is not one of 'new', 'present'"),
     (["show", "nowhere.json"], "nowhere.json: no such file"),
-    (["show", UNET], "is not a plan"),
+    (["show", UNET], "is not a plan file of remat: it names no format"),
+    (
+        ["min-budget", "plan.json"],
+        "'remat-graph' was wanted; `remat plan MODEL --budget 100% --graph-out FILE`",
+    ),
     (["show", "plan.json", "--png", "a", "--html", "a", "--graph", UNET], "names the same file as"),
     (["show", "plan.json", "--png", "a"], "add --graph FILE"),
     (["config", "rocket"], "config: type"),
@@ -213,6 +228,45 @@ CONSTRUCTORS: list[tuple[Callable[[], Any], str]] = [
     (lambda: generate_config("rocket"), "config: type"),
 ]
 
+CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
+    (
+        Hiremate,
+        (MODEL, "2MiB"),
+        {},
+        "Hiremate(model, '2MiB'): the sample is missing; give Hiremate(model, sa",
+    ),
+    (PureRotor, (MODEL, 2**20), {}, "or limit_memory(model, 1048576), which needs none"),
+    (
+        Hiremate,
+        (MODEL,),
+        {},
+        "Hiremate(): missing a required argument: 'sample'; give Hiremate(model, sample",
+    ),
+    (Hiremate, (MODEL, SAMPLE), {}, "Hiremate(): missing a required argument: 'budget'; give Hiremate(model"),
+    (
+        Hiremate,
+        (MODEL, "2MiB", SAMPLE),
+        {},
+        "Hiremate(model, budget, sample): the arguments are in another o",
+    ),
+    (Hiremate, ("2MiB", MODEL, SAMPLE), {}, "in another order; give Hiremate(model, sample, budget)"),
+    (
+        Hiremate,
+        (MODEL, SAMPLE, "2MiB", 3),
+        {},
+        "too many positional arguments; give Hiremate(model, sample, ",
+    ),
+    (Hiremate, (MODEL, SAMPLE, "2MiB"), {"time_limit": 3}, "Hiremate() got an unexpected keyword argument "),
+    (Hiremate, (MODEL, SAMPLE, "2MiB"), {"time_limit": 3}, "'time_limit'; did you mean time_limit_s?"),
+    (
+        Offmate,
+        (MODEL, SAMPLE),
+        {},
+        "Offmate(): missing a required argument: 'budget'; give Offmate(model, sa",
+    ),
+    (limit_memory, (MODEL, "2MiB"), {"time_limit": 3}, "limit_memory() got an unexpected keyword argument "),
+]
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +275,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delitem(sys.modules, "wrong", raising=False)
     Path("wrong.py").write_text(FACTORY)
+    Path("wrong.json").write_text(FACTORY)
+    Path("plan.json").write_text('{"format": "remat-plan"}')
 
 
 @pytest.mark.parametrize(("words", "said"), [*WITHOUT_TORCH, *WITH_TORCH], ids=lambda part: str(part)[:50])
@@ -234,12 +290,42 @@ def test_a_wrong_command_is_one_line(words: list[str], said: str, capsys: pytest
     assert not shown.out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["solve", UNET, "--budget", "1%", "--time-limit", "2"],
+        ["plan", "wrong.py:make", "--budget", "100B", "--time-limit", "2"],
+        ["plan", "wrong.py:model", "--input", "4", "--budget", "100B", "--time-limit", "2"],
+        ["check", "wrong.py:make", "--budget", "100B", "--time-limit", "2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_budget_that_is_too_small_is_one_line(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """With the smallest that works, and no traceback of any thread or library before it."""
+    assert main(words) == 2
+    shown = capfd.readouterr()
+    assert shown.err.count("\n") == 1, shown.err
+    assert "is too small: no schedule" in shown.err
+    assert "the smallest budget with a schedule is" in shown.err
+    assert not shown.out
+
+
 @pytest.mark.parametrize(("make", "said"), CONSTRUCTORS)
 def test_a_wrong_argument_is_one_line(make: Callable[[], Any], said: str) -> None:
     """The error is one of remat's, its text is one line, and names what came or what to do."""
     with pytest.raises(RematError) as caught:
         make()
     assert "\n" not in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("called", "args", "kwargs", "said"), CALLS)
+def test_a_wrong_call_names_what_was_called(
+    called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], said: str
+) -> None:
+    """Not the class that it inherits from; and it says which call is expected."""
+    with pytest.raises(TypeError) as caught:
+        called(*args, **kwargs)
     assert said in str(caught.value)
 
 

@@ -19,7 +19,7 @@ from remat_graph import (
     simulate,
     specialize,
 )
-from remat_graph.layers.names import cut, depth_for, enclosing, folded
+from remat_graph.layers.names import Patterns, cut, depth_for, enclosing, folded
 from remat_graph.layers.recomputed import layer_groups
 from remat_graph.serialization.graphs import graph_from_data, graph_to_data
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
@@ -94,6 +94,19 @@ def test_blocks_are_folded() -> None:
     assert 1 == depth_for([f"layer{i}" for i in range(20)], most=1)
 
 
+def test_the_layers_of_a_sequential_have_names() -> None:
+    """They differ, so each keeps its number, and many are a range; blocks, which have layers, are folded."""
+    names = ["body.0", "body.1", "body.2", "h.0.mlp", "h.1.mlp", "h.1", "head", ""]
+    few = Patterns(names)
+    assert ["body.0", "body.1", "body.2", "h.*.mlp", "h.*.mlp", "h.*", "head", ""] == [few(n) for n in names]
+    many = Patterns([f"{i}" for i in range(13)] + [f"h.{i}.fc.{j}" for i in range(2) for j in range(3, 15)])
+    assert ["[0-12]", "[0-12]", "h.*.fc.3-14", "h.*.fc"] == [
+        many(n) for n in ("0", "12", "h.1.fc.9", "h.1.fc")
+    ]
+    only = Patterns(["5", "a.b", "a.c"], 1)
+    assert ["[5]", "a"] == [only("5"), only("a.c")]
+
+
 def test_a_plan_counts_by_layer() -> None:
     """Repeats, their seconds, and the bytes that are live when the backward begins."""
     plan = recomputing()
@@ -151,7 +164,7 @@ def test_layers_are_saved_and_change_no_fingerprint() -> None:
     assert plan == plan_from_data(data, graph=graph)
     assert () == plan_from_data(data, graph=bare).layers
     renamed = plan_from_data(data, graph=blocks(block="encoder.{}")).layers
-    assert {"encoder.*", ""} == {group.layers for group in renamed}
+    assert {"encoder.0", "encoder.1", "encoder.2", ""} == {group.layers for group in renamed}
     del data["layers"]
     assert () == plan_from_data(data).layers
     assert plan == plan_from_data(data, graph=graph)

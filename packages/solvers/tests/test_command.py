@@ -104,12 +104,15 @@ def test_every_solver_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert list(solver_names()) == [line.split()[0] for line in lines]
     assert all(len(line.split()) > 2 for line in lines)
+    assert remat_command.main(["solvers", "--json"]) == 0
+    assert list(solver_names()) == list(json.loads(capsys.readouterr().out)["solvers"])
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         (["plan", "train.py:make"], "pip install remat-facade"),
+        (["min-budget", "train.py:make"], "`remat plan train.py:make --budget 100% --graph-out FILE` writes"),
         (["solve", "graph.json"], "--budget"),
         (["solve", "graph.json", "--budget", "lots"], "is neither a size nor a percentage"),
         (["solve", "graph.json", "--budget", "60%", "--solver", "gredy"], "did you mean 'greedy'"),

@@ -238,6 +238,10 @@ class UnknownPlatform(RematError):
     ending: str = ""
 
     def __str__(self) -> str:
+        device = self.name.removesuffix("_fp16")  # one of Checkmate's names
+        if device != self.name and device in self.known:
+            advice = f"name {device}, and plan the model in float16, by `--dtype float16` or model.half()"
+            return f"no cost platform {shown(self.name)}: a platform has times of every type; {advice}"
         known = ", ".join(self.known) or "(none installed)"
         short = [each.removesuffix(self.ending) for each in self.known if self.ending]
         close = difflib.get_close_matches(shown(self.name).strip("'").lower(), [*short, *self.known], n=1)

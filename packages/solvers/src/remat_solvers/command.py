@@ -23,6 +23,7 @@ from remat_graph import (
 )
 from remat_graph.budget import check_unit_for, in_one_word
 from remat_graph.errors import cut
+from remat_graph.serialization.inputs import check_saved
 from remat_graph.serialization.outputs import check_paths, save_to
 from remat_solvers.facts import min_budget_facts, plain, plan_facts
 from remat_solvers.protocol import Deadline
@@ -106,22 +107,29 @@ def _parser() -> ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     plan = verbs.add_parser("solve", help="plan a saved graph")
     smallest = verbs.add_parser("min-budget", help="find the smallest budget of a saved graph")
+    listing = verbs.add_parser("solvers", help="list the solvers")
+    listing.set_defaults(run=_solvers)
+    for verb in (plan, smallest, listing):
+        verb.add_argument("--json", action="store_true", help="print one JSON object")
     for verb in (plan, smallest):
-        verb.add_argument("graph", metavar="GRAPH.json", type=Path, help="a graph, saved or of the corpus")
+        verb.add_argument("graph", metavar="GRAPH.json", type=_graph, help="a graph, saved or of the corpus")
         verb.add_argument(
             "--time-limit",
             metavar="SECONDS",
             type=_seconds,
             help="stop then, with the best result so far",
         )
-        verb.add_argument("--json", action="store_true", help="print one JSON object")
     plan.add_argument("--budget", required=True, help='bytes, "2GiB", "800MB", or a share such as "40%%"')
     plan.add_argument("--solver", default="auto", help="the method; `remat solvers` lists all")
     plan.add_argument("--plan-out", "--out", metavar="FILE", type=Path, help="write the plan to this file")
     plan.set_defaults(run=_solve)
     smallest.set_defaults(run=_min_budget)
-    verbs.add_parser("solvers", help="list the solvers").set_defaults(run=_solvers, json=False)
     return parser
+
+
+def _graph(word: str) -> Path:
+    check_saved(word, "graph")
+    return Path(word)
 
 
 def _seconds(word: str) -> float:
@@ -192,9 +200,10 @@ def _min_budget(options: Namespace) -> Output:
 
 def _solvers(_: Namespace) -> Output:
     """Every solver and what it does."""
-    names = solver_names()
-    width = max(map(len, names), default=0)
-    return "\n".join(f"{name:{width}}  {about_solver(name)}" for name in names), {}, ""
+    found = {name: about_solver(name) for name in solver_names()}
+    width = max(map(len, found), default=0)
+    lines = [f"{name:{width}}  {about}" for name, about in found.items()]
+    return "\n".join(lines), {"solvers": found}, ""
 
 
 def _complain(line: str) -> None:

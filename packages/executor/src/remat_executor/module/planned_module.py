@@ -168,7 +168,7 @@ class PlannedModule(nn.Module):
     @classmethod
     def _remat_bound(cls, binding: ForwardBinding, *args: Any, **kwargs: Any) -> "PlannedModule":
         """Plan `binding.original` with these arguments; the forwards of `binding` are what the plans run."""
-        made = cls.__new__(cls, binding.original)
+        made = PlannedModule.__new__(cls, binding.original)  # a subclass checks what its users give
         object.__setattr__(made, "_remat_binding", binding)
         cls.__init__(made, binding.original, *args, **kwargs)
         return made

@@ -20,6 +20,7 @@ def check(
     budget: options.BudgetOption = "40%",
     input: options.InputOption = None,
     batch: options.BatchOption = None,
+    dtype: options.DtypeOption = None,
     solver: options.SolverOption = None,
     config: options.ConfigOption = None,
     seed: options.SeedOption = 0,
@@ -28,7 +29,12 @@ def check(
     outputs: options.OutputsOption = None,
     gradients: options.GradientsOption = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run this saved plan, instead of planning.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run this saved plan, instead of planning.",
+            callback=options.saved_plan,
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Timed steps of each side.")] = 5,
     json: options.JsonOption = False,
@@ -51,7 +57,7 @@ def check(
     check_method(method)
     if plan is not None and not is_pipe(plan):  # a pipe can be read once
         load_plan(plan)
-    named = Target.parse(target, input, batch)
+    named = Target.parse(target, input, batch, dtype)
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
             chosen: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from remat_facade.cli import options
-from remat_facade.cli.terminal import complain, progress, say, show
+from remat_facade.cli.terminal import complain, progress
 
 
 def demo(
@@ -20,24 +20,27 @@ def demo(
         Path,
         typer.Option(metavar="FOLDER", help="Folder for the picture, the report, the plan and the graph."),
     ] = Path("remat-demo"),
+    json: options.JsonOption = False,
 ) -> None:
     """Train a real model with and without a budget, and compare."""
     from remat_facade.cli.checks import check_budget
+    from remat_facade.cli.output import CommandOutput
     from remat_graph.serialization.outputs import check_paths
 
     check_budget(budget)
     check_paths({"--out": out / "plan.json"})
-    with progress("importing torch") as update:
-        from remat_facade.demo.run import run_demo
-        from remat_facade.demo.tasks import get_task
+    with CommandOutput(as_json=json) as output:
+        with progress("importing torch") as update:
+            from remat_facade.demo.run import run_demo
+            from remat_facade.demo.tasks import get_task
 
-        result = run_demo(
-            get_task(model), budget, steps=steps, out=out, outputs=outputs or "kept", on_progress=update
-        )
-    for table in result.tables:
-        show(table)
-    for path in result.written:
-        say(f"wrote {path}")
+            result = run_demo(
+                get_task(model), budget, steps=steps, out=out, outputs=outputs or "kept", on_progress=update
+            )
+        output.facts |= result.facts
+        output.show(*result.tables)
+        for path in result.written:
+            output.wrote(path)
     for problem in result.problems:
         complain(problem)
     if result.problems:

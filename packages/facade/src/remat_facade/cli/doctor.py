@@ -17,6 +17,7 @@ def doctor(
     budget: options.BudgetOption = "40%",
     input: options.InputOption = None,
     batch: options.BatchOption = None,
+    dtype: options.DtypeOption = None,
     solver: options.SolverOption = None,
     config: options.ConfigOption = None,
     seed: options.SeedOption = 0,
@@ -44,7 +45,9 @@ def doctor(
     Budget.parse(budget)
     if not is_saved(target, input):
         check_budget(budget)
-    step = SavedOrModel.parse(target, platform=platform, ways=ways, outputs=outputs, input=input, batch=batch)
+    step = SavedOrModel.parse(
+        target, platform=platform, ways=ways, outputs=outputs, input=input, batch=batch, dtype=dtype
+    )
     method = choose_method(
         "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
     )

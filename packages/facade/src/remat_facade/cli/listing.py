@@ -1,19 +1,22 @@
 """The commands `remat config` and `remat solvers`: what there is to choose from."""
 
 from remat_facade.cli import options
-from remat_facade.cli.terminal import say
 
 
-def config(type: options.TypeArgument, out: options.OutOption = None) -> None:
+def config(
+    type: options.TypeArgument, out: options.OutOption = None, json: options.JsonOption = False
+) -> None:
     """Print or write a config with every field explained."""
+    from remat_facade.cli.output import CommandOutput
     from remat_facade.config.types import generate_config
-    from remat_facade.config.yaml_io import config_text, save_config
+    from remat_facade.config.yaml_io import config_facts, config_text
 
     made = generate_config(type)
-    if out is None:
-        say(config_text(made).rstrip("\n"))
-    else:
-        say(f"wrote {save_config(made, out)}")
+    with CommandOutput(as_json=json) as output:
+        output.facts |= config_facts(made)
+        if out is None:
+            output.say(config_text(made).rstrip("\n"))
+        output.write(out, lambda: config_text(made))
 
 
 def solvers(json: options.JsonOption = False) -> None:

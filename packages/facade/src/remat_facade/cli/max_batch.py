@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remat_facade.cli import options
-from remat_facade.cli.plan import DOES_NOT_FIT
+from remat_facade.cli.plan import DOES_NOT_FIT, SMALLER
 from remat_facade.cli.terminal import complain, progress
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def largest_batch(
     budget: options.StepSizeOption = None,
     device_memory: options.WholeDeviceOption = None,
     input: options.InputOption = None,
+    dtype: options.DtypeOption = None,
     solvers: options.SolversOption = "auto",
     max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
     first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
@@ -51,7 +52,7 @@ def largest_batch(
     names = methods_of(solvers)
     rule_of(optimizer)
     times = None if platform is None else find_platform(platform)
-    named = Target.parse(target, input)
+    named = Target.parse(target, input, dtype=dtype)
     clock = BatchClock(time_limit)
     solve = at_most(solve_present if gradients == "present" else solve_switches, clock)
     with CommandOutput(as_json=json) as output:
@@ -113,7 +114,7 @@ def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -
     try:
         nbytes = budget_on(loaded[0], optimizer, device_nbytes)
     except NothingLeft as error:
-        return 0, f"{error.problem}; {error.advice}", ""
+        return 0, f"{error.problem}; {SMALLER}", ""
     fit = fit_of(loaded[0], nbytes, optimizer, device=device, device_nbytes=device_nbytes)
     free = "" if fit.left_nbytes is None else f", {format_nbytes(fit.left_nbytes)} kept free"
     note = f"{format_nbytes(device_nbytes)} less {fit.parts()}{free}"

@@ -7,13 +7,14 @@ called without arguments, with the arguments that would download weights set to 
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
+import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from remat_facade.errors import BadTarget
 from remat_graph.errors import shown
@@ -21,28 +22,68 @@ from remat_graph.errors import shown
 _NO_WEIGHTS: Mapping[str, Any] = {"weights": None, "weights_backbone": None, "pretrained": False}
 """The arguments by which torchvision and timm download weights, and the values that forbid it."""
 
+Call = tuple[Any, Any, Any]
+"""A model, positional inputs and keyword inputs."""
+
+
+@attrs.frozen(kw_only=True)
+class Loss:
+    """The loss that a model without one gets: a function of one of its outputs and a target.
+
+    Attributes:
+        name: of the function, in `torch.nn.functional`.
+        place: of the output, in what the model returns: a key or an index; None if it is all of that.
+    """
+
+    name: str
+    place: str | int | None
+
+    def __call__(self, output: Any, target: Tensor) -> Tensor:
+        """The loss."""
+        of = output if self.place is None else output[self.place]
+        return cast(Tensor, getattr(F, self.name)(of, target))
+
+    def __str__(self) -> str:
+        function = f"torch.nn.functional.{self.name}"
+        if self.place is None:
+            return function
+        return f"lambda output, target: {function}(output[{self.place!r}], target)"
+
 
 class WithLoss(nn.Module):
-    """A model and a loss over its first output: cross entropy of rows of classes, else the mean square."""
+    """A model and a loss, called as `limit_memory(model, loss=loss)` has the model called.
 
-    def __init__(self, model: nn.Module) -> None:
+    Without a loss, for an output of unknown shape, it returns the mean square of the first output, and takes
+    no target.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.loss = model, loss
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
         """The loss."""
         output = self.model(*args, **kwargs)
+        if self.loss is not None:
+            return self.loss(output, target)
         leaves = tree_leaves(list(output.values()) if isinstance(output, Mapping) else output)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
-        if first.dim() == 2:
-            return F.cross_entropy(first, first.new_zeros(len(first), dtype=torch.int64))
         return first.float().square().mean()
 
 
 def built(
-    name: str, factory: Callable[..., Any], shape: tuple[int, ...], batch: int, *, meta: bool = False
+    name: str,
+    factory: Callable[..., Any],
+    shape: tuple[int, ...],
+    batch: int,
+    *,
+    meta: bool = False,
+    dtype: str | None = None,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The model that a function or class makes, in train mode, and inputs.
+
+    A model that returns no loss gets one: cross entropy of rows of classes, else the mean square error of its
+    first output.
 
     Args:
         name: of the target, for messages.
@@ -50,6 +91,7 @@ def built(
         shape: of one sample; one number is the length of a sequence of tokens if the model has embeddings.
         batch: the batch size.
         meta: whether model and inputs are on the meta device.
+        dtype: to which they are converted.
 
     Returns:
         A module that returns its loss first, positional inputs and keyword inputs.
@@ -65,14 +107,28 @@ def built(
         _check_shape(name, model, shape)
         model.train()
         words = _vocabulary(model) if len(shape) == 1 else None
-        if words is None:
-            return _with_loss(model), (torch.randn(batch, *shape),), {}
-        tokens = torch.randint(words, (batch, *shape))
-        if not hasattr(model, "config"):
-            return _with_loss(model), (tokens,), {}
-        if _learns_language(model):
-            return model, (), {"input_ids": tokens, "labels": tokens}
-        return _with_loss(model), (), {"input_ids": tokens}
+        tokens = None if words is None else torch.randint(words, (batch, *shape))
+        args: tuple[Any, ...] = (torch.randn(batch, *shape) if tokens is None else tokens,)
+        kwargs: dict[str, Any] = {}
+        if tokens is not None and hasattr(model, "config"):
+            args, kwargs = (), {"input_ids": tokens}
+        model, args, kwargs = converted((model, args, kwargs), dtype)
+        if tokens is not None and hasattr(model, "config") and _learns_language(model):
+            return model, args, kwargs | {"labels": tokens}
+        return _with_loss(model, args, kwargs)
+
+
+def converted(loaded: Call, dtype: str | None) -> Call:
+    """A model and its inputs with floating-point numbers of a type, by its name; unchanged without one."""
+    if dtype is None:
+        return loaded
+    model, *inputs = loaded
+    kind = getattr(torch, dtype)
+
+    def cast_to(leaf: Any) -> Any:
+        return leaf.to(kind) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return model.to(kind), *tree_map(cast_to, inputs)
 
 
 def _model(factory: Callable[..., Any]) -> Any:
@@ -131,10 +187,46 @@ def _first_layer(model: nn.Module) -> nn.Module | None:
     return next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
 
 
-def _with_loss(model: nn.Module) -> nn.Module:
-    """The model with a loss; its class has the model's name, which plans and tables show."""
+def _with_loss(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The model with a loss, and the call with a target; its class has the model's name, which plans show."""
     named: type[WithLoss] = type(type(model).__name__, (WithLoss,), {})
-    return named(model)
+    try:
+        place, output = _first_output(_returned(model, args, kwargs))
+    except Exception:  # noqa: BLE001 - the code is the user's; capture reports what is wrong with the call
+        return named(model, None), args, kwargs
+    if output.dim() == 2:
+        loss, target = Loss(name="cross_entropy", place=place), torch.zeros(len(output), dtype=torch.int64)
+    else:
+        loss, target = Loss(name="mse_loss", place=place), torch.zeros(output.shape, dtype=output.dtype)
+    return named(model, loss), args, kwargs | {"target": target}
+
+
+def _returned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a model returns: computed without values, unless its code needs them."""
+    tensors = {name: each.detach().to("meta") for name, each in _tensors(model)}
+    inputs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    with torch.no_grad():
+        try:
+            with torch.device("meta"):
+                return torch.func.functional_call(model, tensors, *inputs)
+        except Exception:  # noqa: BLE001 - whatever the user's code raises on the meta device
+            return model(*args, **kwargs)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _first_output(returned: Any) -> tuple[str | int | None, Tensor]:
+    """The first floating-point tensor in what a model returns, and its key or index there."""
+    if isinstance(returned, Mapping):
+        places: Iterable[tuple[str | int | None, Any]] = returned.items()
+    elif isinstance(returned, tuple | list):
+        places = enumerate(returned)
+    else:
+        places = [(None, returned)]
+    return next((k, leaf) for k, leaf in places if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
 def _vocabulary(model: nn.Module) -> int | None:

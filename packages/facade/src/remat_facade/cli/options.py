@@ -17,6 +17,24 @@ def seconds(given: float | None) -> float | None:
     return given
 
 
+def saved_graph(given: Path | None) -> Path | None:
+    """Refuse a model where a command reads a saved graph."""
+    return _saved(given, "graph")
+
+
+def saved_plan(given: Path | None) -> Path | None:
+    """Refuse a model where a command reads a saved plan."""
+    return _saved(given, "plan")
+
+
+def _saved(given: Path | None, word: str) -> Path | None:
+    from remat_graph.serialization.inputs import check_saved
+
+    if given is not None:
+        check_saved(given, word)
+    return given
+
+
 BudgetOption = Annotated[
     str,
     typer.Option(
@@ -120,7 +138,10 @@ GraphOutOption = Annotated[
 OrderOutOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Save the order of the ops, repeats included.")
 ]
-GraphArgument = Annotated[Path, typer.Argument(metavar="GRAPH.json", help="A graph, saved or of the corpus.")]
+GraphArgument = Annotated[
+    Path,
+    typer.Argument(metavar="GRAPH.json", help="A graph, saved or of the corpus.", callback=saved_graph),
+]
 TargetArgument = Annotated[
     str,
     typer.Argument(
@@ -153,6 +174,10 @@ InputOption = Annotated[
 ]
 BatchOption = Annotated[
     int | None, typer.Option(min=1, help="Batch size, with --input or for a FACTORY that takes one.")
+]
+DtypeOption = Annotated[
+    Literal["float32", "float64", "float16", "bfloat16"] | None,
+    typer.Option(help="Convert the model and its inputs to this type. [default: as they are]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 TypeArgument = Annotated[

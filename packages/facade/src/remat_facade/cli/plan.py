@@ -8,8 +8,11 @@ from remat_facade.cli import options
 from remat_facade.cli.terminal import complain, progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
+    from remat_facade.cli.named_model import Call as Loaded
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.target import Target
     from remat_facade.errors import NothingLeft
@@ -19,10 +22,13 @@ if TYPE_CHECKING:
     from remat_solvers import InfeasibleBudget
 
 OWN_LOSS = (
-    "with --input, a model that has no loss gets one here: for limit_memory(plan=FILE), plan MODULE:FACTORY, "
-    "whose model and sample are yours"
+    "this model got a loss that it has only here: for limit_memory(plan=FILE), plan MODULE:FACTORY, whose "
+    "model and sample are yours"
 )
-"""The line below a saved plan of a model that is named."""
+"""The line below a saved plan whose loss is not a function of an output and a target."""
+
+SMALLER = "raise --device-memory, or name an --optimizer with smaller states"
+"""What to do where nothing of the given device is left."""
 
 DOES_NOT_FIT = 1
 """The exit code if training does not fit."""
@@ -33,6 +39,7 @@ def plan(
     budget: options.BudgetOrAutoOption,
     input: options.InputOption = None,
     batch: options.BatchOption = None,
+    dtype: options.DtypeOption = None,
     solver: options.SolverOption = None,
     config: options.ConfigOption = None,
     seed: options.SeedOption = 0,
@@ -69,19 +76,20 @@ def plan(
     device_nbytes = None if device_memory is None else size_of(device_memory)
     times = None if platform is None else find_platform(platform)
     check_device(budget, device_nbytes, estimated=times is not None and input is not None)
-    method = choose_method(
-        "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
-    )
+    chosen = {"outputs": outputs, "gradients": gradients}
+    method = choose_method("auto", config, solver, seed, time_limit, ways, **chosen)
     check_method(method, optimizer)
-    named = Target.parse(target, input, batch)
+    named = Target.parse(target, input, batch, dtype)
     with CommandOutput(as_json=json) as output:
-        graph, made, fit = _planned(named, budget, method, optimizer, device_nbytes, times, zoo, output)
+        loaded, planned = _planned(named, budget, method, optimizer, device_nbytes, times, zoo, output)
+        graph, made, fit = planned
         deliver(output, made, plan_out)
         output.facts |= {"fit": fit, "fits": fit.fits}
         output.show(fit_table(fit))
         output.save(graph_out, lambda path: save_graph(graph, path))
         if plan_out is not None and named.shape is not None:
-            output.say(OWN_LOSS)
+            output.facts["load"] = _how_to_load(loaded, budget, method, plan_out, times)
+            output.say(output.facts["load"])
     if interrupted(made):
         raise EndedEarly
     if fit.fits is False:
@@ -98,7 +106,7 @@ def _planned(
     platform: "Platform | None",
     zoo: bool,
     output: "CommandOutput",
-) -> "tuple[Graph, Plan, Fit]":
+) -> "tuple[Loaded, tuple[Graph, Plan, Fit]]":
     """Load and plan a target, as `plan_model` does; ends the command if ``--budget auto`` does not fit."""
     with progress(f"loading {target.name}") as update:
         from remat_facade.entrypoints.inputs import as_call
@@ -107,9 +115,9 @@ def _planned(
         from remat_facade.errors import NothingLeft
         from remat_solvers import InfeasibleBudget
 
-        model, sample, sample_kwargs = target.load(meta=platform is not None)
+        loaded = model, sample, sample_kwargs = target.load(meta=platform is not None)
         try:
-            return plan_model(
+            return loaded, plan_model(
                 model,
                 as_call(sample, sample_kwargs),
                 PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),
@@ -125,6 +133,34 @@ def _planned(
     output.facts["fits"] = False
     complain(problem)
     raise typer.Exit(DOES_NOT_FIT)
+
+
+def _how_to_load(
+    loaded: "Loaded", budget: str, method: "Method", path: "Path", platform: "Platform | None"
+) -> str:
+    """The line below a saved plan of a model that is named, whose loss and inputs the user has not seen.
+
+    Args:
+        loaded: the model and what it is called with.
+        budget: of the plan.
+        method: by which it was made.
+        path: of the plan.
+        platform: for which a graph is that of a GPU; None for this machine.
+    """
+    from remat_facade.cli.named_model import WithLoss
+
+    model, args, kwargs = loaded
+    if isinstance(model, WithLoss) and model.loss is None:
+        return OWN_LOSS
+    usual = {"ways": "exact", "outputs": "kept", "gradients": "auto"}
+    chosen = {name: getattr(method, name) for name in usual}
+    options = [f"loss={model.loss}"] if isinstance(model, WithLoss) else []
+    options += [f'{name}="{value}"' for name, value in chosen.items() if value not in (usual[name], "new")]
+    limit = ", ".join(["limit_memory(model", f'"{budget}"', *options, f'plan="{path}")'])
+    called = ", ".join(["x"] * len(args) + [f"{name}=..." for name in kwargs])
+    shapes = ", ".join(f"{list(each.shape)}" for each in (*args, *kwargs.values()))
+    where = " on a GPU" if platform is not None else ""
+    return f"load it{where} with {limit}; then call model({called}), with tensors of shape {shapes}"
 
 
 def _advised(
@@ -147,7 +183,7 @@ def _advised(
     if isinstance(error, NothingLeft):
         if not given:
             return error
-        return attrs.evolve(error, advice="raise --device-memory, or name an --optimizer with smaller states")
+        return attrs.evolve(error, advice=SMALLER)
     least = size_for(least_device_nbytes(model, optimizer, error.smallest_nbytes))
     device = f"give --device-memory {least}" if given else f"use a device with {least}"
     return attrs.evolve(error, smallest_percent=None, advice=f"{device} or more, or use a smaller batch")

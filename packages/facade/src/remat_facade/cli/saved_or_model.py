@@ -62,7 +62,8 @@ class SavedOrModel:
             return cls(place=place, target=None)
         named = chosen.pop("platform", None)
         times = None if named is None else find_platform(named)
-        target = Target.parse(place, chosen.pop("input", None), chosen.pop("batch", None))
+        described = (chosen.pop(name, None) for name in ("input", "batch", "dtype"))
+        target = Target.parse(place, *described)
         return cls(place=place, target=target, platform=times, **chosen)
 
     @property

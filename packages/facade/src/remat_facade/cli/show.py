@@ -9,9 +9,17 @@ from remat_facade.cli import options
 
 
 def show(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, of `remat plan --plan-out`.")],
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PLAN", help="A plan, of `remat plan --plan-out`.", callback=options.saved_plan
+        ),
+    ],
     graph: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its graph, of `remat plan --graph-out`.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Its graph, of `remat plan --graph-out`.", callback=options.saved_graph
+        ),
     ] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw memory over time.")] = None,
     matrix: Annotated[

@@ -20,6 +20,7 @@ def sweep(
     no: options.AblationOption = None,
     input: options.InputOption = None,
     batch: options.BatchOption = None,
+    dtype: options.DtypeOption = None,
     platform: options.PlatformOption = None,
     ways: options.WaysOption = None,
     outputs: options.OutputsOption = None,
@@ -38,7 +39,9 @@ def sweep(
     from remat_graph.serialization.outputs import check_paths
     from remat_solvers import budgets_of
 
-    step = SavedOrModel.parse(target, input=input, batch=batch, platform=platform, ways=ways, outputs=outputs)
+    step = SavedOrModel.parse(
+        target, input=input, batch=batch, dtype=dtype, platform=platform, ways=ways, outputs=outputs
+    )
     check_paths(
         {"--csv": csv, "--png": png}, {step.kind: target if step.saved else target.rpartition(":")[0]}
     )

@@ -33,20 +33,25 @@ class Target:
             ``package.module.function``.
         shape: of one sample, without the batch; None if the function returns the sample too.
         batch: the batch size; None if the function takes none.
+        dtype: the name of the type to which the model and its inputs are converted; None to leave them.
     """
 
     name: str
     shape: tuple[int, ...] | None = None
     batch: int | None = None
+    dtype: str | None = None
 
     @classmethod
-    def parse(cls, name: str, shape: str | None = None, batch: int | None = None) -> "Target":
+    def parse(
+        cls, name: str, shape: str | None = None, batch: int | None = None, dtype: str | None = None
+    ) -> "Target":
         """The target of the command line; whatever is wrong without importing its module is raised here.
 
         Raises:
             BadTarget: the name or the shape is of another form, or there is no such file or package.
         """
-        target = cls(name=name, shape=None if shape is None else _shape(name, shape), batch=batch)
+        sizes = None if shape is None else _shape(name, shape)
+        target = cls(name=name, shape=sizes, batch=batch, dtype=dtype)
         place, _ = target._split()
         if place.endswith(".py"):
             if not Path(place).is_file():
@@ -94,7 +99,7 @@ class Target:
 
             shape = self.shape
             doing = f"building {name} for an input of {'x'.join(map(str, shape))}"
-            call = partial(built, self.name, factory, shape, batch or 1, meta=meta)
+            call = partial(built, self.name, factory, shape, batch or 1, meta=meta, dtype=self.dtype)
             named: tuple[Any, Any, Any] = guarded(self.name, doing, call)
             return named
         args = () if batch is None else (batch,)
@@ -109,7 +114,14 @@ class Target:
             advice = "" if isinstance(made, tuple) else "for a model alone give --input, such as 3x224x224"
             raise BadTarget(target=self.name, problem=problem, advice=advice)
         model, sample, *rest = made
-        return model, sample, rest[0] if rest else None
+        loaded = model, sample, rest[0] if rest else None
+        if self.dtype is None:
+            return loaded
+        from remat_facade.cli.named_model import converted
+
+        call = partial(converted, loaded, self.dtype)
+        retyped: tuple[Any, Any, Any] = guarded(self.name, f"converting it to {self.dtype}", call)
+        return retyped
 
     def _split(self) -> tuple[str, str]:
         """The module and the name in it."""

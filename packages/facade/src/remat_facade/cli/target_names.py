@@ -27,7 +27,10 @@ def misnamed(target: str, place: str, name: str, *, by_colon: bool, shaped: bool
         shaped: whether ``--input`` is given, so that a dot is allowed.
     """
     if target.endswith(".json"):
-        return "is the name of a saved graph or plan; expected a model: MODULE:FACTORY, such as train.py:make"
+        return (
+            "is the name of a saved graph or plan; expected a model: MODULE:FACTORY, such as train.py:make; "
+            "for a saved graph use `remat solve`, `sweep` or `doctor`"
+        )
     if not by_colon and target.endswith(".py"):
         return f"names no model in the file; expected {target}:NAME, with a function or class of the file"
     if "/" in target and not place.endswith(".py") and (by_colon or shaped):

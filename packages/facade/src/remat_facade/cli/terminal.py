@@ -27,27 +27,35 @@ def _text(console: "Console", text: str, style: str = "") -> "Text":
 
 
 def show(table: "Table") -> None:
-    """Print a table on stdout; in a file or a pipe, no row of figures is broken unless ``COLUMNS`` is set."""
+    """Print a table on stdout.
+
+    In a file or a pipe no line is broken, unless ``COLUMNS`` is set. On a narrow terminal, lines break
+    between words only, so that names can be read and copied.
+    """
     import os
 
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table as RichTable
 
+    from remat_facade.cli.widths import as_list, column_widths, line_width
+
     console = Console(highlight=False)
-    rich = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(table.columns):
-        rich.add_column(
-            _text(console, column), justify="right" if index and not table.prose else "left", overflow="fold"
-        )
-    for row in table.rows:
-        rich.add_row(*(_text(console, cell) for cell in row))
-    if not (console.file.isatty() or table.prose or os.environ.get("COLUMNS")):
-        wide = console.options.update(max_width=LONG)
-        console.width = max(console.width, Measurement.get(console, wide, rich).maximum)
+    bounded = console.file.isatty() or table.prose or os.environ.get("COLUMNS")
+    widths = column_widths(table, console.width if bounded else LONG)
     console.print(_text(console, table.title, "bold"))
-    console.print(rich)
+    if widths is None:
+        for line in as_list(table, console.width):
+            console.print(_text(console, line), soft_wrap=True)
+    else:
+        rich = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+        for index, (column, width) in enumerate(zip(table.columns, widths, strict=True)):
+            justify = "right" if index and not table.prose else "left"
+            rich.add_column(_text(console, column), justify=justify, width=width)  # type: ignore[arg-type]
+        for row in table.rows:
+            rich.add_row(*(_text(console, cell) for cell in row))
+        console.width = max(console.width, line_width(widths))
+        console.print(rich)
     if table.note:
         console.print(_text(console, table.note, "dim"))
 

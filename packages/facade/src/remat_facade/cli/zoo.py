@@ -48,12 +48,13 @@ def _table(plans: "list[ShippedPlan]") -> "Table":
         (
             each.name,
             f"{each.inputs}, {each.dtype}",
-            f"{format_nbytes(each.budget_nbytes)} of {format_nbytes(each.unplanned_nbytes)}",
+            format_nbytes(each.budget_nbytes),
+            format_nbytes(each.unplanned_nbytes),
             f"{each.overhead:+.1%}",
             f"{each.lower_bound_overhead:+.1%}",
         )
         for each in plans
     )
-    columns = ("model, device, %", "inputs", "budget", "extra time", "bound")
+    columns = ("model, device, %", "inputs", "budget", "unplanned", "extra time", "bound")
     note = "computed from the rates of each device's data sheet (a roofline); nothing was measured"
     return Table(title="plans that come with remat", columns=columns, rows=rows, note=note, prose=True)

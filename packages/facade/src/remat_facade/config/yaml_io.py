@@ -1,6 +1,7 @@
 """Configs as YAML files."""
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 import yaml
@@ -25,6 +26,15 @@ def config_text(config: Config) -> str:
         value = yaml_reader.text_of({field.name: getattr(config, field.name)})
         lines += ["", f"# {field.metadata['doc']}", value]
     return "\n".join([*lines, "...", ""])
+
+
+def config_facts(config: Config) -> dict[str, Any]:
+    """The type of a config, what it is, and the value and the comment of every field, for JSON."""
+    fields = {
+        field.name: {"value": getattr(config, field.name), "about": field.metadata["doc"]}
+        for field in attrs.fields(config.__class__)
+    }
+    return {"type": config.type, "about": config.about, "fields": fields}
 
 
 def save_config(config: Config, path: str | Path) -> Path:

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -24,6 +25,7 @@ from remat_facade.report.html import page
 from remat_facade.report.table import Table, repeats_table
 from remat_graph import Graph, Plan, format_nbytes, format_seconds, save_graph, save_plan
 from remat_graph.serialization.outputs import save_to, write_whole
+from remat_solvers.facts import plan_facts
 
 SEED = 0
 METERED, RECORDED, TIMED = 0, 1, 3
@@ -70,6 +72,17 @@ class TrainingRun:
         self.losses.append(loss)
         self._random = torch.get_rng_state()
 
+    @property
+    def step_s(self) -> float:
+        """Median time of a step."""
+        return statistics.median(self.times_s)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The measurements, for JSON."""
+        names = ("meter_nbytes", "allocator_nbytes", "step_s", "losses")
+        return {name: getattr(self, name) for name in names}
+
     def _forward_backward(self, batch: Batch) -> float:
         loss = self.task.loss(self.model(**batch))
         loss.backward()
@@ -114,6 +127,20 @@ class Demo:
         return list(zip(self.unplanned.losses, self.planned.losses, strict=True))
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What the tables show, for JSON."""
+        return {
+            "task": self.unplanned.task.about,
+            "plan": plan_facts(self.plan),
+            "unplanned": self.unplanned.facts,
+            "planned": self.planned.facts,
+            "built_s": self.built_s,
+            "same_weights": self.same_weights,
+            "holds": not self.problems,
+            "problems": self.problems,
+        }
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         """The tables to show."""
         if len(self.plan.schedule.order) == len(self.graph.ops):
@@ -124,7 +151,7 @@ class Demo:
     def comparison(self) -> Table:
         """Memory, time and planning of both runs."""
         one, two, plan = self.unplanned, self.planned, self.plan
-        time_one, time_two = statistics.median(one.times_s), statistics.median(two.times_s)
+        time_one, time_two = one.step_s, two.step_s
         planned_time = f"{format_seconds(time_two)} ({time_two / time_one - 1:+.0%})"
         ops = len(self.graph.ops)
         repeats = len(plan.schedule.order) - ops

@@ -1,9 +1,12 @@
 """The base class of the modules that a user trains with."""
 
+from typing import Any, Self, cast
+
 import torch
 from torch import nn
 
 from remat_executor import OffloadBackend, PlanFunction, PlannedModule
+from remat_facade.entrypoints.check_call import check_call
 from remat_facade.entrypoints.inputs import device_of
 from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
@@ -14,6 +17,11 @@ class BudgetedModule(PlannedModule):
     """A model that trains within a memory budget: the base class of `Rockmate` and `Offmate`."""
 
     __slots__ = ("_remat_optimizer",)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """An object of a class that derives from the model's class, after a check of the call."""
+        check_call(cls, args, kwargs)
+        return cast("Self", super().__new__(cls, *args, **kwargs))
 
     def _remat_build(
         self,

@@ -21,6 +21,7 @@ from remat_executor.module.input_checks import output_indices
 from remat_executor.module.planned_loss import LossFunction, check_loss, leave_loss, plan_loss
 from remat_executor.module.shared_plan import check_ranks
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
+from remat_facade.entrypoints.check_call import meant
 from remat_facade.entrypoints.inputs import as_call
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.model_budget import check_model_budget
@@ -125,7 +126,8 @@ def check_limit(caller: str, budget: int | str | None, options: Mapping[str, Any
     """
     for name in options:
         if name not in LimitKeywords.__annotations__:
-            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+            problem = f"got an unexpected keyword argument {name!r}"
+            raise TypeError(f"{caller}() {problem}{meant(name, LimitKeywords.__annotations__)}")
     chosen = (os.environ.get(BUDGET) or "auto") if budget is None else budget
     check_model_budget(chosen)
     method = choose_method(

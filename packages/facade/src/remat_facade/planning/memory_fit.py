@@ -180,13 +180,18 @@ def auto_budget(
     left = free_nbytes - reserve - gradients - states
     if left <= 0:
         raise NothingLeft(
-            problem=f"of {format_nbytes(free_nbytes)} free on {device}, gradients take "
+            problem=f"of {format_nbytes(free_nbytes)} free on {_shown(device)}, gradients take "
             f"{format_nbytes(gradients)}, states of {_name(optimizer)} {format_nbytes(states)} and the "
             f"reserve {format_nbytes(reserve)}: nothing is left",
             advice='name an optimizer with smaller states (optimizer="sgd"), train fewer parameters, or use '
             "a larger device",
         )
     return left
+
+
+def _shown(device: torch.device) -> str:
+    """A device in a message: a model without values is on none, and is planned for one that is given."""
+    return "the given device" if device.type == "meta" else f"{device}"
 
 
 def budget_on(model: nn.Module, optimizer: Optimizer, device_nbytes: int) -> int:

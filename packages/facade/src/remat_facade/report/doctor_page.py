@@ -139,7 +139,7 @@ def floor_table(found: Diagnosis) -> Table:
         rows.append((f"{len(rest)} more", "", "", "", format_nbytes(nbytes), f"{nbytes / held.nbytes:.1%}"))
     return Table(
         title=f"the floor: {found.floor.place}",
-        columns=("value", "layer", "kind", "", "size", "share"),
+        columns=("value", "layer", "kind", "here", "size", "share"),
         rows=tuple(rows),
         note="read, made: by this op; stays: it is live whatever the order, because it stays to the end, or "
         "nothing can recompute it",

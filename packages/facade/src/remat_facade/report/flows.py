@@ -6,7 +6,7 @@ import attrs
 
 from remat_facade.report.held import grouping
 from remat_graph import Compute, Free, Graph, Lane, Plan, Schedule, Start
-from remat_graph.layers.names import cut, depth_for
+from remat_graph.layers.names import Patterns
 
 MOST_ROWS = 13
 """Groups that are shown by themselves; others are one row."""
@@ -65,10 +65,10 @@ def layer_flows(graph: Graph, plan: Plan) -> tuple[LayerFlow, ...]:
     group = grouping(graph)
     names = list(dict.fromkeys(group(op) for op in graph.ops if not op.backward))
     layers: defaultdict[str, set[str]] = defaultdict(set)
-    depth = depth_for({op.layer for op in graph.ops})
+    layer_of = Patterns({op.layer for op in graph.ops}).layer
     for op in graph.ops:
         if op.layer and not op.backward:
-            layers[group(op)].add(cut(op.layer, depth))
+            layers[group(op)].add(layer_of(op.layer))
     rows = {name: LayerFlow(name, len(layers[name]), repeats_s=uses.repeats_s[name]) for name in names}
     for v in uses.maker.keys() | uses.moved:
         place = uses.maker.get(v) or min(uses.readers[v], default="", key=names.index)

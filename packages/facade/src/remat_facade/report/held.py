@@ -7,7 +7,7 @@ import attrs
 
 from remat_facade.report.allocations import freed_after, stays
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Op, Placement, Role, Schedule, simulate
-from remat_graph.layers.names import cut, depth_for, folded
+from remat_graph.layers.names import Patterns
 from remat_graph.layers.summary import OUTSIDE
 from remat_graph.training import persistent
 
@@ -113,8 +113,8 @@ def grouping(graph: Graph) -> Callable[[Op], str]:
     layers = {op.layer for op in graph.ops}
     if not any(layers):
         return lambda op: op.target.removeprefix("aten.").partition(".")[0]
-    depth = depth_for(layers)
-    return lambda op: folded(cut(op.layer, depth)) or OUTSIDE
+    pattern_of = Patterns(layers)
+    return lambda op: pattern_of(op.layer) or OUTSIDE
 
 
 def held_by_layer(graph: Graph, held: Held) -> Counter[str]:

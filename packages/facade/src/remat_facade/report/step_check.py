@@ -8,7 +8,6 @@ other load of the machine affects both alike.
 import gc
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from remat_executor import MemoryMeter, PlannedModule, allocator_peak
+from remat_executor.costs.stopwatch import HostClocks, HostStopwatch
 from remat_facade.report.table import Table
 from remat_graph import Plan, format_nbytes, format_seconds
 
@@ -77,6 +77,7 @@ class StepCheck:
         planned: memory and time of the planned module.
         missed: number of steps of the planned module that ran without the plan.
         steps: number of timed steps of each side.
+        busy: whether other processes kept the cores busy while steps on the CPU were timed.
     """
 
     plan: Plan
@@ -85,6 +86,7 @@ class StepCheck:
     planned: SideFigures
     missed: int
     steps: int
+    busy: bool = False
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -114,6 +116,8 @@ class StepCheck:
             ("  predicted", format_seconds(plan.noremat_step_s), _times(plan.time_s, plan.noremat_step_s)),
         )
         note = f"{COMPARED_STEPS} steps compared, {self.steps} timed; planned by {plan.solver}"
+        if self.busy:
+            note += "; other processes kept the cores busy: the times are estimates"
         return Table(title=plan.graph_name, columns=("", "unplanned", "planned"), rows=rows, note=note)
 
 
@@ -127,7 +131,7 @@ def check_step(
     present: bool = False,
     steps: int = 5,
     on_progress: Callable[[str], None] = lambda stage: None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: HostClocks | None = None,
 ) -> StepCheck:
     """Compare a step of a module with that of its planned copy.
 
@@ -140,7 +144,7 @@ def check_step(
         present: whether a step finds a ``.grad`` for each parameter.
         steps: number of timed steps of each side.
         on_progress: called when a stage begins.
-        clock: returns seconds.
+        clock: of the host; None: the system's.
     """
     sides = [
         _Side(module=module, args=args, kwargs=dict(kwargs), dropped=dropped, present=present)
@@ -156,10 +160,11 @@ def check_step(
     on_progress("measuring memory")
     peaks = [(side.meter_nbytes(), side.allocator_nbytes()) for side in sides]
     times: list[list[float]] = [[], []]
+    watch = HostStopwatch(clock=clock or HostClocks(), one_thread=False)
     for step in range(steps):
         on_progress(f"timing step {step + 1} of {steps}")
         for side, taken in zip(sides, times, strict=True):
-            taken.append(side.step_s(clock))
+            taken.append(side.step_s(watch))
     unplanned, measured = (
         SideFigures(meter_nbytes=meter, allocator_nbytes=allocator, step_s=statistics.median(taken))
         for (meter, allocator), taken in zip(peaks, times, strict=True)
@@ -171,6 +176,7 @@ def check_step(
         planned=measured,
         missed=sum(planned.runs.values()) - planned.runs["planned"],
         steps=steps,
+        busy=watch.spoiled and sides[0].device.type == "cpu",
     )
 
 
@@ -217,14 +223,15 @@ class _Side:
         self._reset(0)
         return allocator_peak(self._step, self.device).peak_nbytes
 
-    def step_s(self, clock: Callable[[], float]) -> float:
+    def step_s(self, watch: HostStopwatch) -> float:
         """The time of one step."""
         self._reset(0)
         self._synchronize()
-        began_s = clock()
+        return watch.seconds(self._waited_step).run_s
+
+    def _waited_step(self) -> None:
         self._step()
         self._synchronize()
-        return clock() - began_s
 
     def _step(self) -> None:
         output = self.module(*self.args, **self.kwargs)

@@ -6,7 +6,7 @@ import attrs
 
 from remat_facade.report.allocations import stays
 from remat_graph import Compute, Deliver, Grads, Graph, Role, Schedule, simulate
-from remat_graph.layers.names import folded
+from remat_graph.layers.names import Patterns
 
 
 @attrs.frozen
@@ -105,9 +105,12 @@ def repeated_targets(graph: Graph, schedule: Schedule) -> tuple[Repeated, ...]:
     count: Counter[tuple[str, str]] = Counter()
     time_s: defaultdict[tuple[str, str], float] = defaultdict(float)
     shown = trace(graph, schedule)
+    names = {op.layer for op in graph.ops}
+    deepest = max((name.count(".") + 1 for name in names), default=1)
+    pattern_of = Patterns(names, 0, depth=deepest)
     for run in shown.repeats:
         op = graph.ops[run.op]
-        kind = op.target, folded(op.layer)
+        kind = op.target, pattern_of(op.layer)
         count[kind] += 1
         time_s[kind] += run.end_s - run.begin_s if shown.has_times else 0.0
     return tuple(

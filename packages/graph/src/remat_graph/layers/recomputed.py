@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import attrs
 
 from remat_graph.ir import Graph
-from remat_graph.layers.names import cut, depth_for, folded
+from remat_graph.layers.names import Patterns
 from remat_graph.schedule import Compute, Free, Schedule
 
 _size = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
@@ -47,8 +47,8 @@ def layer_groups(graph: Graph, schedule: Schedule, unplanned: Schedule) -> tuple
     """
     if not any(op.layer for op in graph.ops):
         return ()
-    depth = depth_for({op.layer for op in graph.ops})
-    layer_of = [cut(op.layer, depth) for op in graph.ops]
+    pattern_of = Patterns({op.layer for op in graph.ops})
+    layer_of = [pattern_of.layer(op.layer) for op in graph.ops]
     repeats: Counter[str] = Counter()
     repeats_s: defaultdict[str, float] = defaultdict(float)
     seen: set[int] = set()
@@ -60,7 +60,7 @@ def layer_groups(graph: Graph, schedule: Schedule, unplanned: Schedule) -> tuple
     held = [_held_nbytes(graph, each, layer_of) for each in (unplanned, schedule)]
     members: defaultdict[str, list[str]] = defaultdict(list)
     for layer in dict.fromkeys(layer_of):
-        members[folded(layer)].append(layer)
+        members[pattern_of(layer)].append(layer)
     groups = [
         LayerGroup(
             layers=pattern,

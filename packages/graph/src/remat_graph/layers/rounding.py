@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import attrs
 
 from remat_graph.ir import Graph, Op
-from remat_graph.layers.names import cut, depth_for, folded
+from remat_graph.layers.names import Patterns
 
 _count = [attrs.validators.instance_of(int), attrs.validators.ge(0)]
 
@@ -45,11 +45,11 @@ def rounding_groups(graph: Graph, runs: Iterable[tuple[str, str]]) -> tuple[Roun
     layers = {op.layer for op in graph.ops}
     if not any(layers):
         return ()
-    depth = depth_for(layers)
+    pattern_of = Patterns(layers)
     named = {op.name: op for op in graph.ops}
     found: defaultdict[tuple[str, str], list[Op]] = defaultdict(list)
     for name, family in runs:
-        found[family, folded(cut(named[name].layer, depth))].append(named[name])
+        found[family, pattern_of(named[name].layer)].append(named[name])
     return tuple(
         RoundingGroup(
             family=family,

@@ -17,7 +17,8 @@ def recomputed_line(groups: Sequence[LayerGroup], base_s: float) -> list[str]:
     """The groups that recompute, the most expensive first; nothing if none does."""
     found = [group for group in groups if group.repeats]
     said = [
-        f"{group.layers or OUTSIDE}: {group.recomputed} of {group.of}{_cost(group.repeats_s, base_s)}"
+        f"{group.layers or OUTSIDE}{f': {group.recomputed} of {group.of}' if group.of > 1 else ''}"
+        f"{_cost(group.repeats_s, base_s)}"
         for group in found[:_MOST]
     ]
     if rest := found[_MOST:]:

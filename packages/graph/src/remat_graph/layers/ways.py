@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import attrs
 
 from remat_graph.ir import Graph
-from remat_graph.layers.names import cut, depth_for, enclosing, folded
+from remat_graph.layers.names import Patterns, enclosing
 from remat_graph.schedule import Compute, Schedule
 from remat_graph.simulator.simulate import simulate
 from remat_graph.switches.specialize import family_of, specialize, switches_on
@@ -58,11 +58,11 @@ def way_groups(graph: Graph, schedule: Schedule) -> tuple[WayGroup, ...]:
     for i, op in enumerate(graph.ops):
         for other in op.alternatives:
             changed[other.switch].append(i)
-    depth = depth_for({op.layer for op in graph.ops})
+    pattern_of = Patterns({op.layer for op in graph.ops})
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for switch, ops in changed.items():
         layer = enclosing([graph.ops[i].layer for i in ops])
-        groups[family_of(switch), folded(cut(layer, depth))].append(switch)
+        groups[family_of(switch), pattern_of(layer)].append(switch)
     graph = with_placement(graph, ())  # nothing moves in an unplanned step
     usual = _held_nbytes(graph, ())
     found = []

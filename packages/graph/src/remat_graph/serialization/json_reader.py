@@ -21,6 +21,7 @@ from remat_graph.errors import BadFile, shown
 from remat_graph.ir import MOST_NBYTES
 from remat_graph.serialization import pipes
 from remat_graph.serialization.atomic_write import write_whole
+from remat_graph.serialization.inputs import WRITTEN_BY
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -208,11 +209,12 @@ class Reader:
 
     def header(self, kind: str, newest: int, word: str) -> None:
         """Check that the object names this format and a version that is known."""
+        advice = WRITTEN_BY.get(word, "check the path")
         if not isinstance(self.data, dict) or "format" not in self.data:
-            self.fail(f"is not a {word} file of remat: it names no format; check the path")
+            self.fail(f"is not a {word} file of remat: it names no format; {advice}")
         found = str(self.get("format").data)[:40]
         if found != kind:
-            self.fail(f"is not a {word} file: its format is {found!r}, {kind!r} was wanted; check the path")
+            self.fail(f"is not a {word} file: its format is {found!r}, {kind!r} was wanted; {advice}")
         version = self.get("version").size()
         if version > newest:
             advice = "upgrade remat-graph, or save it again"
