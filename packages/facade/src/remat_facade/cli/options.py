@@ -152,7 +152,11 @@ InputOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Batch size, with --input or for a FACTORY that takes one.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Batch size, with --input or for a FACTORY that takes one. [default: 1, or the FACTORY's]",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 TypeArgument = Annotated[

@@ -36,7 +36,7 @@ def show(table: "Table") -> None:
     from rich.table import Table as RichTable
 
     console = Console(highlight=False)
-    rich = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    rich = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_header=any(table.columns))
     for index, column in enumerate(table.columns):
         rich.add_column(
             _text(console, column), justify="right" if index and not table.prose else "left", overflow="fold"
