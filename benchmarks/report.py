@@ -1,4 +1,4 @@
-"""Write the pages of results in docs from the rows that the benchmarks left in benchmarks/results.
+"""Write the pages of results in docs, and their pictures, from the rows in benchmarks/results.
 
 python benchmarks/report.py
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import report_offload, report_planning, report_ways
+from benchmarks import report_offload, report_pictures, report_planning, report_ways
 from benchmarks.report_parts import filled, made_with, mib, percent, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,6 +100,7 @@ def solvers(data: dict[str, Any]) -> Iterator[str]:
     header = (
         "graph, ops, budget, status, overhead, bound, known, known bound, first, goal, whole s, fast bound s"
     )
+    yield "![Extra time over the budget, for each graph](images/overheads.png)\n"
     keys = ("known_best_pct", "known_bound_pct", "first_s", "goal_s", "wall_s", "bound_s")
     yield from table(header.split(", "), (solved(row, keys) for row in data["rows"]))
 
@@ -146,6 +147,7 @@ def growth(data: dict[str, Any]) -> Iterator[str]:
 def peers(data: dict[str, Any]) -> Iterator[str]:
     """Against hand-placed checkpoints, torch's own budget and Inductor."""
     yield "## Comparison with other methods\n"
+    yield "![Recomputed FLOPs and step time of each method, over its peak](images/peers.png)\n"
     yield from peers_table(data)
 
 
@@ -472,6 +474,8 @@ def main() -> int:
             lines.append("No GPU was measured yet; `hatch run bench-gpu` adds its table here.\n")
         target = ROOT / "docs" / f"{page}.md"
         target.write_text("\n".join(lines))
+        print(f"wrote {target.relative_to(ROOT)}")
+    for target in report_pictures.written(RESULTS, ROOT / "docs" / "images"):
         print(f"wrote {target.relative_to(ROOT)}")
     return 0
 

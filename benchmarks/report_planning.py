@@ -45,6 +45,7 @@ def seconds(data: dict[str, Any]) -> Iterator[str]:
         "budget, plans, median s, longest s, median processor s, before, sum of overheads %, before, of plans"
     )
     yield from table(head.split(", "), cells)
+    yield "![Seconds of planning over ops, for three budgets](images/seconds.png)\n"
     limited = [row for row in data["rows"] if row["limit_s"] is not None]
     if limited:
         late = max(row["wall_s"] - row["limit_s"] for row in limited)

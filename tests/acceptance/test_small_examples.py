@@ -17,6 +17,10 @@ from tests.helpers.models import import_torchvision
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+TRAINERS = {"plain", "accelerated", "trainer", "offloaded", "with_lightning", "sft"}
+"""Run by `test_examples`."""
+OWN_ENVIRONMENTS = {"with_axolotl", "with_llamafactory"}
+"""Run by `tests/integrations/test_own_environments`."""
 UNDER_TORCHRUN = {"ddp", "fsdp2"}
 """Run by `tests/distributed`."""
 CASES = {
@@ -33,7 +37,7 @@ CASES = {
         ("epoch 0: accuracy", "within a budget of"),
     ),
 }
-LONG = {"offmate", "huggingface", "imagenet"}
+LONG = {"huggingface"}
 
 
 def run(name: str, *arguments: str) -> str:
@@ -62,8 +66,10 @@ def test_the_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_example_has_a_case() -> None:
-    """What is in the folder runs here or under torchrun."""
+    """Here, under torchrun, or in the tests of a trainer."""
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*CASES} | UNDER_TORCHRUN
+    scripts = {path.stem for path in (EXAMPLES / "trainers").glob("*.py") if "__main__" in path.read_text()}
+    assert scripts == TRAINERS | OWN_ENVIRONMENTS
 
 
 @pytest.mark.parametrize(

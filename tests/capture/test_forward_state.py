@@ -193,7 +193,7 @@ def test_no_tensor_of_the_trace_stays_in_a_queue(cache: Path) -> None:
 
     model = Small(forward)
     model.queue = collections.deque(maxlen=3)
-    with pytest.warns(RematWarning, match="sets queue") as caught:
+    with pytest.warns(RematWarning, match=r"sets queue.*; return it as an output") as caught:
         PlannedModule(model, (torch.randn(8, 16),), {}, repeat_at_random(12), cache_dir=cache)
     assert caught[0].filename == __file__
     assert not model.queue

@@ -103,6 +103,7 @@ GIVEN = {
     },
     "README": {
         "remat check my_models.py:Net --input 3x32x32 --batch 32 --budget 70%": IMAGES,
+        "remat plan train.py:make --budget 60% --plan-out plan.json --graph-out graph.json": FACTORY,
         "from remat_facade.integrations.transformers import RematCallback": LANGUAGE_MODEL + TRAINER,
         "from remat_facade import Offmate": LANGUAGE_MODEL,
     },

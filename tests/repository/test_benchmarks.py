@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_first, picture, report
+from benchmarks import gpu_first, picture, report, report_pictures
 from benchmarks.first_contact import processes
 from benchmarks.first_contact.rows import Findings, Row, Setting
 from remat_graph.testing.random_graphs import random_graph
@@ -21,7 +21,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HELPERS = {
     *("child", "device_steps", "gallery_files", "offload_ways", "peer_models", "record"),
     *("planning_curves", "planning_models"),
-    *("report", "report_offload", "report_parts", "report_planning", "report_ways"),
+    *("report", "report_offload", "report_parts", "report_pictures", "report_planning", "report_ways"),
 }
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
@@ -54,6 +54,22 @@ def test_the_pages_show_the_committed_results(page: str) -> None:
         path = report.RESULTS / f"{name}.json"
         if path.exists():
             assert "\n".join(section(json.loads(path.read_text()))) in shown, name
+
+
+def test_the_pictures_of_the_pages_are_drawn(tmp_path: Path) -> None:
+    """From the committed results; each is in the folder of images and on a page, and has its curves."""
+    docs = BENCHMARKS.parent / "docs"
+    pages = "".join((docs / f"{page}.md").read_text() for page in report.PAGES)
+    drawn = [path.name for path in report_pictures.written(report.RESULTS, tmp_path)]
+    assert {f"{name}.png" for name in report_pictures.PICTURES} == set(drawn)
+    for name in drawn:
+        assert (docs / "images" / name).exists()
+        assert f"(images/{name})" in pages
+    for name, (source, draw) in report_pictures.PICTURES.items():
+        rows = json.loads((report.RESULTS / f"{source}.json").read_text())["rows"]
+        curves = [line for axes in draw(rows).axes for line in axes.get_lines()]
+        assert curves, name
+        assert all(len(line.get_xdata()) for line in curves), name
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])

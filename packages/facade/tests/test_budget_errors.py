@@ -231,6 +231,9 @@ def test_a_saved_plan_is_used_again(
     said = fails(ForeignPlan, lambda: Hiremate(Mlp(16), sample, "100%", plan=made, **quick))
     assert "another graph" in said
     fails(OverBudget, lambda: Hiremate(model, sample, "50%", plan=made, **quick))
+    said = fails(OverBudget, lambda: Hiremate(model, sample, "50%", plan=tmp_path / "plan.json", **quick))
+    assert "plan.json peaks at" in said
+    assert "leave plan= out" in said
     (tmp_path / "plan.json").write_text("{")
     fails(BadFile, lambda: Hiremate(model, sample, "100%", plan=tmp_path / "plan.json", **quick))
 

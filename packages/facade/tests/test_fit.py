@@ -22,7 +22,7 @@ from remat_facade.planning.memory_fit import (
     total_nbytes,
 )
 from remat_facade.planning.state_rules import optimizer_names
-from remat_graph import format_nbytes, load_plan, parse_nbytes
+from remat_graph import BadBudget, format_nbytes, load_plan, parse_nbytes
 from remat_graph.serialization.plans import plan_to_data
 
 CPU = torch.device("cpu")
@@ -100,6 +100,8 @@ def test_a_report_adds_up(tmp_path: Path) -> None:
     assert "notes" not in plan_to_data(model.plan)
 
     assert model.will_it_fit(device_nbytes="1KiB").device_nbytes == 1024
+    with pytest.raises(BadBudget, match=r"device_nbytes '8': is 8 bytes; did you mean .8GiB"):
+        model.will_it_fit(device_nbytes="8")
     exactly = model.will_it_fit("sgd", device_nbytes=fit.total_nbytes - fit.states_nbytes)
     assert (exactly.left_nbytes, exactly.fits) == (0, True)
     tight = model.will_it_fit("sgd", device_nbytes=fit.total_nbytes - fit.states_nbytes - 1)
@@ -239,7 +241,9 @@ def test_auto_reserves_what_fragments_take(device: str, settings: str, share: fl
 def test_auto_of_memory_that_is_too_small(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line names the parts that leave nothing."""
     assert main(["plan", target, "--budget", "auto", "--device-memory", "1KiB"]) == 1
-    assert "nothing is left" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "of the 1.00 KiB of the given device, parameters and buffers take " in said
+    assert "nothing is left" in said
 
 
 def test_a_budget_above_the_memory_named(target: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,9 @@ def of_three():
 def wide():
     return nn.Linear(4, 4), torch.randn(2, 5)
 
+def pieces():
+    return nn.ModuleList([nn.Linear(4, 4)]), torch.randn(2, 4)
+
 def text():
     return nn.Linear(4, 4), "sample"
 
@@ -45,6 +48,9 @@ def locked():
     model = nn.Linear(4, 4)
     model.lock = threading.Lock()
     return model, torch.randn(2, 4)
+
+def small():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(4, 8)
 
 def number():
     return 3, torch.randn(2, 4)
@@ -102,7 +108,7 @@ WITHOUT_TORCH = [
         ["plan", "torch.nn.Linear", "--input", "4", "--budget", "auto", "--platform", "v100"],
         "the memory of the device of --platform is unknown; add --device-memory, for example 16GiB",
     ),
-    ([*PLAN, "--device-memory", "80"], 'did you mean "80GiB"?'),
+    ([*PLAN, "--device-memory", "80"], "remat: --device-memory '80': is 80 bytes; did you mean \"80GiB\"?"),
     ([*PLAN, "--device-memory", "50%"], "a percentage is not a number of bytes; give"),
     ([*PLAN, "--platform", "h1000"], "choose one of a100-spec"),
     ([*PLAN, "--platform", "p32xlarge_fp16"], "name p32xlarge, and plan the model in float16, by `--dtype"),
@@ -133,7 +139,11 @@ WITHOUT_TORCH = [
     (["plan", "../t/wrong.Net", "--input", "4", "--budget", "50%"], "expected ../t/wrong.py:Net"),
     (["plan", "../t/wrong", "--input", "4", "--budget", "50%"], "expected ../t/wrong.py:NAME"),
     (["plan", "t/wrong:make", "--budget", "50%"], "expected t/wrong.py:make"),
-    (["plan", ".wrong.Net", "--input", "4", "--budget", "50%"], "expected MODULE:FACTORY"),
+    (["plan", ".wrong.Net", "--input", "4", "--budget", "50%"], ", or MODULE:FACTORY, such as train.py:make"),
+    (
+        ["plan", "gpt2", "--input", "4", "--budget", "50%"],
+        "expected the full name of a model, such as",
+    ),
     (["plan", UNET, "--budget", "50%"], "is the name of a saved graph or plan; expected a model"),
     (["plan", UNET, "--input", "4", "--budget", "50%"], "is the name of a saved graph or plan"),
     (["plan", "torch.Linear", "--input", "4", "--budget", "50%"], "did you mean torch.nn.Linear?"),
@@ -176,6 +186,7 @@ WITHOUT_TORCH = [
     (["show", "plan.json", "--png", "a"], "add --graph FILE"),
     (["config", "rocket"], "config: type"),
     (["config"], "Missing argument 'TYPE'"),
+    (["zoo", "gpt2", "--out"], "requires an argument; see `remat zoo --help`"),
     (["demo", "--model", "gpt5"], "'gpt5' is not one of 'gpt2', 'resnet'"),
     (["demo", "--budget", "auto"], "is neither a size nor a percentage"),
     (["demo", "--steps", "1"], "--steps"),
@@ -191,6 +202,8 @@ WITH_TORCH = [
     (["plan", "wrong.py:model", "--input", "5", "--budget", "50%"], "with inputs of shape (1, 5)"),
     (["check", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
     (["check", "wrong.py:locked", "--budget", "50%"], "copying the model raised TypeError: cannot pickle"),
+    (["plan", "wrong.py:pieces", "--budget", "50%"], "a ModuleList has no forward, so a limit would bound"),
+    (["sweep", "wrong.py:pieces"], "a ModuleList has no forward, so a limit would bound"),
     (["plan", "wrong.py:text", "--budget", "50%"], "sample: is of type str; expected a tensor"),
     (["plan", "wrong.py:number", "--budget", "50%"], "model: is of type int; expected an nn.Module"),
     (["plan", "wrong.py:make", "--budget", "900TiB"], 'give less, or a percentage such as "40%"'),
@@ -198,6 +211,8 @@ WITH_TORCH = [
         [*PLAN, "--device-memory", "50B"],
         "exceeds the memory of the given device, which has 50 B: give a smaller",
     ),
+    (["plan", "wrong.py:small", "--budget", "80%"], "; raise the budget or use a smaller batch"),
+    (["plan", "lazy.py:GPT3", "--budget", "50%"], "no function GPT3; the nearest of its names are GPT2Model"),
     (["plan", "torch.nn.Linier", "--input", "4", "--budget", "50%"], "it has Linear: did you mean that?"),
 ]
 
@@ -225,6 +240,15 @@ CONSTRUCTORS: list[tuple[Callable[[], Any], str]] = [
     (lambda: PureRotor(MODEL, SAMPLE, "40%", solver="monet"), "use Hiremate"),
     (lambda: limit_memory(MODEL, "40"), 'did you mean "40%" or "40GiB"?'),
     (lambda: limit_memory(WRONG, "40%"), "expected an nn.Module"),
+    (lambda: Hiremate(nn.ModuleList([MODEL]), SAMPLE, "40%"), "ModuleList has no forward, so a limit would"),
+    (lambda: Offmate(nn.ModuleList([MODEL]), SAMPLE, "40%"), "ModuleList has no forward, so a limit would"),
+    (lambda: limit_memory(nn.DataParallel(MODEL), "40%"), "is a DataParallel, which copies a model to"),
+    (lambda: Hiremate(nn.DataParallel(MODEL), SAMPLE, "40%"), "is a DataParallel, which copies a model"),
+    (lambda: limit_memory(MODEL, optimizer=cast(Any, torch.optim.AdamW)), "optimizer 'class AdamW' is"),
+    (
+        lambda: Offmate(MODEL, SAMPLE, "1MiB", host_budget="1"),
+        "host_budget '1': is 1 bytes; did you mean \"1GiB\"?",
+    ),
     (lambda: generate_config("rocket"), "config: type"),
 ]
 
@@ -277,6 +301,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("wrong.py").write_text(FACTORY)
     Path("wrong.json").write_text(FACTORY)
     Path("plan.json").write_text('{"format": "remat-plan"}')
+    Path("lazy.py").write_text('def __dir__():\n    return ["GPT2Model", "Net"]\n')
 
 
 @pytest.mark.parametrize(("words", "said"), [*WITHOUT_TORCH, *WITH_TORCH], ids=lambda part: str(part)[:50])

@@ -97,8 +97,10 @@ def nothing_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_walk_comes_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where neither eviction nor the cut finds a schedule, the walk does, and the rounds know of it."""
+    """Where no start fits, the walk finds a schedule, and the rounds know of it."""
     nothing_is_evicted(monkeypatch)
+    monkeypatch.setattr(auto, "plan", lambda *_: None)
+    monkeypatch.setattr(auto, "cheapest", lambda *_: (None, 0))
     done = with_rounds(monkeypatch, 0)
     told: list[tuple[str, int]] = []
 

@@ -22,7 +22,7 @@ LEAST_BARE_NBYTES = 1024
 """The smallest budget that may be text without a unit."""
 
 FAR = 1000
-"""A budget without a unit is a mistake if the unplanned step of a graph needs this many times as much."""
+"""A budget without a unit is a mistake if a step needs this many times as much."""
 
 _SCALES: dict[str, int] = {
     unit.lower(): base**power

@@ -147,13 +147,26 @@ class CannotWrite(RematError):
 
 @attrs.frozen(kw_only=True, str=False)
 class OverBudget(RematError):
-    """The schedule of a solver peaks at `peak_nbytes`, by `simulate`, which is above its budget."""
+    """The schedule of a solver, or a saved plan, peaks above its budget.
+
+    Attributes:
+        solver: its name.
+        peak_nbytes: the peak, by `simulate`.
+        budget_nbytes: the budget.
+        source: the file of a saved plan; empty for a schedule that a solver has just made.
+    """
 
     solver: str
     peak_nbytes: int
     budget_nbytes: int
+    source: str = ""
 
     def __str__(self) -> str:
+        if self.source:
+            return (
+                f"{self.source} peaks at {self.peak_nbytes:,} bytes, above the budget of "
+                f"{self.budget_nbytes:,}: raise the budget, or leave plan= out to plan again"
+            )
         return (
             f"the schedule of {self.solver} peaks at {self.peak_nbytes:,} bytes, above the budget of "
             f"{self.budget_nbytes:,}: raise the budget or solve again"
@@ -185,6 +198,8 @@ class BadBudget(RematError):
         share: whether a share of a step's peak would be accepted here.
         auto: whether ``"auto"`` would be accepted here.
         meant: what the user probably means, as they would write it; empty if unknown.
+        name: what the user calls it, if it is another size.
+        sizes: whether text with a unit would be accepted here.
     """
 
     budget: str
@@ -192,16 +207,21 @@ class BadBudget(RematError):
     share: bool = True
     auto: bool = False
     meant: str = ""
+    name: str = "budget"
+    sizes: bool = True
 
     def __str__(self) -> str:
         if self.meant:
-            return f"budget {self.budget}: {self.problem}; did you mean {self.meant}?"
-        wanted = ["whole bytes such as 2147483648", 'a size such as "2GiB" or "800MB"']
+            return f"{self.name} {self.budget}: {self.problem}; did you mean {self.meant}?"
+        wanted = ["whole bytes such as 2147483648"]
+        if not self.sizes:
+            return f"{self.name} {self.budget}: {self.problem}; give {wanted[0]}"
+        wanted.append('a size such as "2GiB" or "800MB"')
         if self.share:
             wanted.append('a percentage such as "40%"')
         if self.auto:
             wanted.append('"auto" for what the device has left')
-        return f"budget {self.budget}: {self.problem}; give {', '.join(wanted[:-1])}, or {wanted[-1]}"
+        return f"{self.name} {self.budget}: {self.problem}; give {', '.join(wanted[:-1])}, or {wanted[-1]}"
 
 
 @attrs.frozen(kw_only=True, str=False)

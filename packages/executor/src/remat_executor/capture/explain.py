@@ -23,7 +23,7 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
                 problem=f"the factor of momentum=None is computed from a tensor's value{place}",
                 advice="give it a momentum, such as 0.1, or call it in eval mode",
             )
-        what = "a shape" if has_dynamic_shape(error) else "a branch"
+        what = "a shape" if has_dynamic_shape(error) else "a branch or a Python number"
         return CaptureError(
             problem=f"{what} depends on the values of a tensor{place}",
             advice="plan the submodules on either side of it instead of the whole model, as by "
@@ -37,6 +37,12 @@ def explained(error: Exception, module: nn.Module, *, runs: bool) -> CaptureErro
             problem=f"the forward keeps a tensor, in its module or a cache, for its next call{place}",
             advice="register it as a buffer before and write it in place; clear the cache, which now holds a "
             "tensor of the trace",
+        )
+    if ".numpy() is not supported for tensor subclasses" in first_line:
+        return CaptureError(
+            problem=f"the forward makes a NumPy array of a tensor{place}",
+            advice="compute with torch instead, or plan the submodules on either side of it, as by "
+            "limit_memory(model.part, budget)",
         )
     if "convert all Tensors to FakeTensors" in first_line:
         return CaptureError(

@@ -84,7 +84,8 @@ def capture(
         )
     captured = read_joint(joint, result, tensors, absent)
     if changes.kept:
-        warn(f"the forward sets {', '.join(changes.kept[:3])}: a planned module does not do that")
+        kept = ", ".join(changes.kept[:3])
+        warn(f"the forward sets {kept}: a planned module does not do that; return it as an output instead")
     return captured
 
 
@@ -135,7 +136,7 @@ def raise_as_original(module: nn.Module, tensors: Tensors, call: Callable[..., A
     add_note(
         outcome.error,
         f"raised{where(outcome.error, module)} while this call{_shapes(tensors)} was planned; the original "
-        "raises the same when it is called alone: give inputs that it accepts",
+        "raises the same when it is called alone: correct the model, or give inputs that it accepts",
     )
     try:
         raise outcome.error

@@ -84,7 +84,8 @@ def _run(words: list[str]) -> int:
         complain("interrupted; files of earlier runs are unchanged")
         return INTERRUPTED
     except usage_error as error:
-        command = error.ctx.command_path if error.ctx else "remat"
+        known = [word for word in words[:1] if word in _COMMANDS]  # for an option without value
+        command = error.ctx.command_path if error.ctx else " ".join(["remat", *known])
         problem = error.format_message().replace("Value error, ", "").rstrip(".?") + _advice(error, words)
         complain(f"{problem}; see `{command} --help`")
         return USER_ERROR

@@ -6,8 +6,7 @@ from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.errors import BudgetAboveDevice, NothingLeft
 from remat_facade.planning.method import Method
 from remat_facade.planning.state_rules import rule_of
-from remat_graph import BadBudget, Budget, format_nbytes, parse_nbytes
-from remat_graph.budget import meant_by
+from remat_graph import BadBudget, Budget, format_nbytes
 from remat_solvers import get_solver
 
 
@@ -22,21 +21,6 @@ def check_budget(budget: str) -> None:
         check_model_budget(budget)
     except BadBudget as error:
         raise attrs.evolve(error, auto=False) from None
-
-
-def size_of(text: str) -> int:
-    """The bytes of a size of a device or a budget in bytes.
-
-    Raises:
-        BadBudget: it is not a size, or a small number without a unit.
-    """
-    nbytes = parse_nbytes(text)
-    if not nbytes:
-        raise BadBudget(budget=repr(text), problem="is zero", share=False)
-    meant = meant_by(text, share=False)
-    if meant:
-        raise BadBudget(budget=repr(text), problem=f"is {nbytes} bytes", meant=meant, share=False)
-    return nbytes
 
 
 def check_device(budget: str, device_nbytes: int | None, *, estimated: bool) -> None:

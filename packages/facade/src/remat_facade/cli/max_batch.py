@@ -38,17 +38,18 @@ def largest_batch(
     from functools import partial
 
     from remat_facade.cli.batch_search import BatchClock, Largest, at_most, largest
-    from remat_facade.cli.checks import size_of
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.searches import EndedEarly, methods_of
     from remat_facade.cli.target import Target
+    from remat_facade.entrypoints.model_budget import size_of
     from remat_facade.planning.state_rules import rule_of
     from remat_graph import find_platform
     from remat_solvers import MaxBatch, max_batch, solve_present, solve_switches
 
     if (budget is None) == (device_memory is None):
         raise typer.BadParameter("give either --budget, the bytes of a step, or --device-memory")
-    size_nbytes = size_of(budget or device_memory or "0")
+    option = "--budget" if device_memory is None else "--device-memory"
+    size_nbytes = size_of(budget or device_memory or "0", option)
     names = methods_of(solvers)
     rule_of(optimizer)
     times = None if platform is None else find_platform(platform)
@@ -99,7 +100,7 @@ def _report(
 def _more(late: "Sequence[str]", measured: bool) -> str:
     """What more time could give."""
     advice = ", or give --platform, which measures nothing" if measured else ""
-    ended = f"the time limit ended {' and '.join(late)}"
+    ended = f"the time limit ended the search of {' and '.join(late)}"
     return f"{ended}: a larger batch may fit, or a faster plan; raise --time-limit{advice}"
 
 

@@ -173,7 +173,11 @@ InputOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Batch size, with --input or for a FACTORY that takes one.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Batch size, with --input or for a FACTORY that takes one. [default: 1, or the FACTORY's]",
+    ),
 ]
 DtypeOption = Annotated[
     Literal["float32", "float64", "float16", "bfloat16"] | None,

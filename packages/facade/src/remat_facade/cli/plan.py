@@ -56,12 +56,12 @@ def plan(
     json: options.JsonOption = False,
 ) -> None:
     """Plan your model, and report whether it fits."""
-    from remat_facade.cli.checks import check_device, check_method, size_of
+    from remat_facade.cli.checks import check_device, check_method
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.cli.target import Target
-    from remat_facade.entrypoints.model_budget import check_model_budget
+    from remat_facade.entrypoints.model_budget import check_model_budget, size_of
     from remat_facade.planning.method import choose_method
     from remat_facade.report.table import fit_table
     from remat_graph import find_platform, save_graph
@@ -73,7 +73,7 @@ def plan(
         {"--plan-out": plan_out, "--graph-out": graph_out},
         {"MODULE:FACTORY": target.rpartition(":")[0], "--config": config, "--platform": platform},
     )
-    device_nbytes = None if device_memory is None else size_of(device_memory)
+    device_nbytes = None if device_memory is None else size_of(device_memory, "--device-memory")
     times = None if platform is None else find_platform(platform)
     check_device(budget, device_nbytes, estimated=times is not None and input is not None)
     chosen = {"outputs": outputs, "gradients": gradients}

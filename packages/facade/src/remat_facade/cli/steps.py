@@ -5,7 +5,7 @@ from typing import Any
 from remat_executor import estimated_graph, step_graph
 from remat_executor.module.pipeline import Progress
 from remat_executor.translation.dropped_outputs import OutputsState
-from remat_facade.entrypoints.inputs import as_call, check_model
+from remat_facade.entrypoints.inputs import as_call, check_forward, check_model
 from remat_facade.entrypoints.options import families_of
 from remat_facade.entrypoints.prepare import ESTIMATED_DEVICE, is_estimated
 from remat_graph import Graph, Platform
@@ -37,10 +37,12 @@ def graph_of(
     families = families_of(ways)
     if platform is not None and is_estimated(model, platform):
         check_model(model, (), {}, filled=True)
+        check_forward(model)
         return estimated_graph(
             model, args, kwargs, platform, device=ESTIMATED_DEVICE, ways=families, outputs=outputs
         )
     check_model(model, args, kwargs)
+    check_forward(model)
     return step_graph(
         model, args, kwargs, platform=platform, ways=families, outputs=outputs, on_progress=on_progress
     )

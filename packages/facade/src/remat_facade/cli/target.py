@@ -19,6 +19,7 @@ from remat_facade.errors import BadTarget
 from remat_graph.errors import text_of
 
 MOST_NAMES = 12  # of a module, in an error
+FAR_BUT_NEAREST = 0.3  # similarity of names that are shown where none is close
 MOST_SIZE, MOST_DIGITS = 2**31, 10  # of one dimension
 
 _WITH_TORCHVISION = frozenset({"torchvision", "transformers", "timm"})  # they import torchvision
@@ -159,7 +160,11 @@ def _names(module: ModuleType, name: str) -> str:
     if inside:
         return f"did you mean {min(inside, key=len)}.{name}?"
     functions = [each for each, found in vars(module).items() if each in known and callable(found)]
-    return f"it has {', '.join(functions[:MOST_NAMES]) or 'none'}"
+    if not functions:  # a lazy module, such as transformers, has thousands that are not imported yet
+        names = [each for each in known if each.isidentifier()]
+        nearest = difflib.get_close_matches(name, names, n=3, cutoff=FAR_BUT_NEAREST)
+        return f"the nearest of its names are {', '.join(nearest)}" if nearest else "it has none"
+    return f"it has {', '.join(functions[:MOST_NAMES])}"
 
 
 def _spec(package: str) -> object:

@@ -39,10 +39,11 @@ def misnamed(target: str, place: str, name: str, *, by_colon: bool, shaped: bool
     whole = place.endswith(".py") or all(place.split("."))
     if name and whole and (by_colon or shaped):
         return ""
-    return (
-        "expected MODULE:FACTORY, such as train.py:make or package.train:make; a model's name, "
-        "such as torchvision.models.resnet50, needs --input 3x224x224"
-    )
+    factory = "MODULE:FACTORY, such as train.py:make or package.train:make"
+    if shaped:
+        names = "torchvision.models.resnet50 or transformers.GPT2LMHeadModel"
+        return f"expected the full name of a model, such as {names}, or {factory}"
+    return f"expected {factory}; a model's name, such as torchvision.models.resnet50, needs --input 3x224x224"
 
 
 def full_name(package: str, name: str) -> str:

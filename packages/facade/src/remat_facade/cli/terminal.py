@@ -48,7 +48,7 @@ def show(table: "Table") -> None:
         for line in as_list(table, console.width):
             console.print(_text(console, line), soft_wrap=True)
     else:
-        rich = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+        rich = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_header=any(table.columns))
         for index, (column, width) in enumerate(zip(table.columns, widths, strict=True)):
             justify = "right" if index and not table.prose else "left"
             rich.add_column(_text(console, column), justify=justify, width=width)  # type: ignore[arg-type]

@@ -7,10 +7,10 @@ from torch import nn
 
 from remat_executor import OffloadBackend, PlanFunction, PlannedModule
 from remat_facade.entrypoints.check_call import check_call
-from remat_facade.entrypoints.inputs import device_of
+from remat_facade.entrypoints.inputs import check_forward, device_of
+from remat_facade.entrypoints.model_budget import size_of
 from remat_facade.entrypoints.options import CallOptions, CostOptions, RunOptions
 from remat_facade.planning.memory_fit import Fit, Optimizer, fit_of
-from remat_graph import parse_nbytes
 
 
 class BudgetedModule(PlannedModule):
@@ -36,6 +36,8 @@ class BudgetedModule(PlannedModule):
         device: torch.device | None = None,
     ) -> None:
         """Capture, measure and plan a step; `optimizer` is the default of `will_it_fit`."""
+        if getattr(self, "_remat_binding", None) is None:  # `limit_memory` has checked it; it may be assigned
+            check_forward(model)
         PlannedModule.__init__(
             self,
             model,
@@ -75,5 +77,5 @@ class BudgetedModule(PlannedModule):
             self.plan.budget_nbytes,
             self._remat_optimizer if optimizer is None else optimizer,
             device=device_of(self.module),
-            device_nbytes=None if device_nbytes is None else parse_nbytes(device_nbytes),
+            device_nbytes=None if device_nbytes is None else size_of(device_nbytes, "device_nbytes"),
         )

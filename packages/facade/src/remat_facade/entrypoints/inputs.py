@@ -1,5 +1,6 @@
 """Check the model, the sample and the device before any work."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -99,6 +100,35 @@ def check_model(
                 problem=f"{name} is on {tensor.device}, but the model runs on {device}: move one to the other"
             )
     return device
+
+
+def check_forward(model: nn.Module) -> None:
+    """Check that a call of the model runs a forward of its own, on one device.
+
+    Raises:
+        BadModel: nobody wrote a forward for it, or it is a `DataParallel`.
+    """
+    if isinstance(model, nn.DataParallel):
+        raise BadModel(
+            problem="is a DataParallel, which copies a model to several devices: give its `module`, and "
+            "use DistributedDataParallel, a process for each device"
+        )
+    if _has_no_forward(model):
+        inside = ", ".join(name for name, _ in model.named_children()) or "none"
+        raise BadModel(
+            problem=f"a {type(model).__name__} has no forward, so a limit would bound nothing: limit the "
+            f"modules in it that training calls ({inside})"
+        )
+
+
+def _has_no_forward(model: nn.Module) -> bool:
+    """Whether nobody wrote a forward for a module, as for a `ModuleList` or many a `LightningModule`."""
+    if "forward" in vars(model):
+        return False
+    function = inspect.unwrap(type(model).forward)
+    # Lightning's base class calls nn.Module's, which raises.
+    of_lightning = getattr(function, "__qualname__", "") == "LightningModule.forward"
+    return function is nn.Module.forward or of_lightning
 
 
 def device_of(model: nn.Module) -> torch.device:

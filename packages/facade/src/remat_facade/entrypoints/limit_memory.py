@@ -6,7 +6,6 @@
 `release` undoes it.
 """
 
-import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, Unpack, cast
@@ -22,7 +21,7 @@ from remat_executor.module.planned_loss import LossFunction, check_loss, leave_l
 from remat_executor.module.shared_plan import check_ranks
 from remat_facade.entrypoints.budgeted_module import BudgetedModule
 from remat_facade.entrypoints.check_call import meant
-from remat_facade.entrypoints.inputs import as_call
+from remat_facade.entrypoints.inputs import as_call, check_forward
 from remat_facade.entrypoints.keywords import LimitKeywords
 from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.options import CostOptions, PlanOptions, RunOptions
@@ -211,12 +210,7 @@ def _check_limitable(model: nn.Module) -> None:
     trained = in_place.unwrapped(_module(model))
     if isinstance(trained, PlannedModule):
         raise BadModel(problem="is planned already: give the original, which is its `module`")
-    if _has_no_forward(trained):
-        inside = ", ".join(name for name, _ in trained.named_children()) or "none"
-        raise BadModel(
-            problem=f"a {type(trained).__name__} has no forward, so a limit would bound nothing: limit the "
-            f"modules in it that training calls ({inside})"
-        )
+    check_forward(trained)
 
 
 def _module(model: object) -> nn.Module:
@@ -231,13 +225,3 @@ def _module(model: object) -> nn.Module:
             hint = "limit each model by a call of its own"
         raise BadModel(problem=f"is of type {type(model).__name__}; expected an nn.Module: {hint}")
     return model
-
-
-def _has_no_forward(model: nn.Module) -> bool:
-    """Whether nobody wrote a forward for a module, as for a `ModuleList` or many a `LightningModule`."""
-    if "forward" in vars(model):
-        return False
-    function = inspect.unwrap(type(model).forward)
-    # Lightning's base class calls nn.Module's, which raises.
-    of_lightning = getattr(function, "__qualname__", "") == "LightningModule.forward"
-    return function is nn.Module.forward or of_lightning

@@ -1,9 +1,10 @@
-"""Check the budget of a model before its step is captured."""
+"""Check the budget of a model, and other sizes that a user gives, before its step is captured."""
 
 import attrs
 
-from remat_graph import BadBudget
-from remat_graph.budget import BudgetLike, check_unit
+from remat_graph import BadBudget, parse_nbytes
+from remat_graph.budget import BudgetLike, check_unit, meant_by
+from remat_graph.errors import shown
 
 
 def check_model_budget(budget: BudgetLike) -> None:
@@ -21,3 +22,26 @@ def check_model_budget(budget: BudgetLike) -> None:
         check_unit(budget)
     except BadBudget as error:
         raise attrs.evolve(error, auto=True) from None
+
+
+def size_of(given: BudgetLike, name: str) -> int:
+    """The bytes of a size, such as the memory of a device.
+
+    Args:
+        given: bytes, or text with a unit.
+        name: of the argument or option, for messages.
+
+    Raises:
+        BadBudget: it is no size, zero, or a small number without a unit.
+    """
+    try:
+        nbytes = parse_nbytes(given)
+    except BadBudget as error:
+        raise attrs.evolve(error, name=name) from None
+    if not nbytes:
+        raise BadBudget(budget=shown(given), problem="is zero", share=False, name=name)
+    meant = meant_by(given, share=False)
+    if meant:
+        problem = f"is {nbytes} bytes"
+        raise BadBudget(budget=shown(given), problem=problem, meant=meant, share=False, name=name)
+    return nbytes

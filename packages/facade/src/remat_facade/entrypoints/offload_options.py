@@ -8,7 +8,8 @@ from torch.optim import Optimizer
 from remat_executor import PlannedModule
 from remat_facade.config.fields import links_from
 from remat_facade.config.types import Config, OffmateConfig
-from remat_facade.entrypoints.inputs import Arguments, check_model, tensors_of
+from remat_facade.entrypoints.inputs import Arguments, check_forward, check_model, tensors_of
+from remat_facade.entrypoints.model_budget import size_of
 from remat_facade.entrypoints.named_optimizer import named_optimizer
 from remat_facade.entrypoints.offmate_end import OffmateEnd
 from remat_facade.entrypoints.options import CostOptions, PlanOptions
@@ -16,7 +17,7 @@ from remat_facade.errors import BadConfig, BadModel
 from remat_facade.planning.memory_fit import free_on
 from remat_facade.planning.method import as_config
 from remat_facade.planning.offmate_planner import OffmatePlanner
-from remat_graph import Links, parse_nbytes
+from remat_graph import Links
 from remat_graph.platforms.base import links_of
 from remat_graph.serialization.fields import AnyPath
 from remat_offload import (
@@ -68,6 +69,8 @@ class OffloadOptions:
         """
         if isinstance(model, PlannedModule):
             raise BadModel(problem="is planned already: give the original, which is its `module`")
+        if isinstance(model, nn.Module):  # its type is checked with the sample
+            check_forward(model)
         for name, kind, advice in (
             ("links", Links, "give remat_graph.Links(...), or omit it to measure them"),
             ("machine", Machine, "give a remat_offload.CudaMachine, or omit it"),
@@ -108,7 +111,7 @@ class OffloadOptions:
             own.append(machine)
         if pool is None:
             if config.host_budget is not None:
-                host_nbytes = parse_nbytes(config.host_budget)
+                host_nbytes = size_of(config.host_budget, "host_budget")
             else:
                 host_nbytes = int(HOST_SHARE * (free_on(torch.device("cpu")) or 0))
             pool = HostPool(host_nbytes, device=machine.device)

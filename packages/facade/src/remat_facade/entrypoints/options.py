@@ -67,6 +67,11 @@ class PlanOptions:
         is_named = isinstance(self.optimizer, str) and self.budget != "auto"  # the name is for a sum only
         if not is_named and not isinstance(self.optimizer, torch.optim.Optimizer):
             states_nbytes((), self.optimizer)  # raises for an unknown name
+        if not isinstance(self.zoo, bool):
+            raise BadInput(
+                problem=f"zoo is {shown(self.zoo)}, not True or False",
+                advice="give False to search again and save no plan",
+            )
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from remat_executor import BadInput, PlannedModule, estimated_graph, step_graph
 from remat_executor.module.gradient_states import GradientsState
-from remat_facade.entrypoints.inputs import Arguments, check_model, device_of
+from remat_facade.entrypoints.inputs import Arguments, check_forward, check_model, device_of
 from remat_facade.entrypoints.model_budget import check_model_budget
 from remat_facade.entrypoints.options import CostOptions, PlanOptions, families_of
 from remat_facade.errors import BadModel
@@ -102,6 +102,7 @@ def plan_model(
             budget = budget_on(model, options.optimizer, device_nbytes)
         planner = attrs.evolve(planner, budget=budget, device_nbytes=device_nbytes, device="the given device")
         planner.check()
+    check_forward(model)
     args, kwargs = arguments
     if cost.platform is not None and is_estimated(model, cost.platform):
         cost.report("tracing")

@@ -175,23 +175,24 @@ def auto_budget(
     free_nbytes = (free or free_on)(device)
     if free_nbytes is None:
         raise NothingLeft(problem=f"the free memory of {device} is unknown", advice="give a budget in bytes")
+    return _left(model, optimizer, device, free_nbytes, f"of {format_nbytes(free_nbytes)} free on {device}")
+
+
+def _left(
+    model: nn.Module, optimizer: Optimizer, device: torch.device, free_nbytes: int, of_these: str
+) -> int:
+    """What is left of free bytes, which a message calls `of_these`."""
     gradients, states = _to_allocate(model, optimizer)
     reserve = int(reserved_share(device) * free_nbytes)
     left = free_nbytes - reserve - gradients - states
     if left <= 0:
         raise NothingLeft(
-            problem=f"of {format_nbytes(free_nbytes)} free on {_shown(device)}, gradients take "
-            f"{format_nbytes(gradients)}, states of {_name(optimizer)} {format_nbytes(states)} and the "
-            f"reserve {format_nbytes(reserve)}: nothing is left",
+            problem=f"{of_these}, gradients take {format_nbytes(gradients)}, states of {_name(optimizer)} "
+            f"{format_nbytes(states)} and the reserve {format_nbytes(reserve)}: nothing is left",
             advice='name an optimizer with smaller states (optimizer="sgd"), train fewer parameters, or use '
             "a larger device",
         )
     return left
-
-
-def _shown(device: torch.device) -> str:
-    """A device in a message: a model without values is on none, and is planned for one that is given."""
-    return "the given device" if device.type == "meta" else f"{device}"
 
 
 def budget_on(model: nn.Module, optimizer: Optimizer, device_nbytes: int) -> int:
@@ -206,8 +207,10 @@ def budget_on(model: nn.Module, optimizer: Optimizer, device_nbytes: int) -> int
         NothingLeft: no bytes remain.
         UnknownOptimizer: the size of the optimizer's states is unknown.
     """
-    free_nbytes = max(0, device_nbytes - _held_nbytes(model))
-    return auto_budget(model, optimizer, _device_of(model), free=lambda _: free_nbytes)
+    held_nbytes = _held_nbytes(model)
+    has, held = format_nbytes(device_nbytes), format_nbytes(held_nbytes)
+    of_these = f"of the {has} of the given device, parameters and buffers take {held}"
+    return _left(model, optimizer, _device_of(model), max(0, device_nbytes - held_nbytes), of_these)
 
 
 def least_device_nbytes(model: nn.Module, optimizer: Optimizer, budget_nbytes: int) -> int:

@@ -186,10 +186,8 @@ class RecomputePlanner(StepPlanner):
     def __attrs_post_init__(self) -> None:
         reserve: object = self.reserve_nbytes
         if not isinstance(reserve, int) or isinstance(reserve, bool) or not 0 <= reserve < 2**63:
-            raise BadBudget(
-                budget=self.budget if isinstance(self.budget, str) else shown(self.budget),
-                problem=f"reserve_nbytes {shown(reserve)} is not a number of bytes",
-            )
+            problem = "is not a number of bytes"
+            raise BadBudget(budget=shown(reserve), problem=problem, name="reserve_nbytes", sizes=False)
 
     def for_grads(self, grads: Grads) -> Self:
         """The same planner for a state of ``.grad``."""

@@ -83,7 +83,12 @@ class FixedPlanner:
         plan = plan_from_data(plan_to_data(self.plan), graph=graph, source=self.source)
         budget_nbytes = self.otherwise.budget_for(graph)
         if plan.peak_nbytes > budget_nbytes:
-            raise OverBudget(solver=plan.solver, peak_nbytes=plan.peak_nbytes, budget_nbytes=budget_nbytes)
+            raise OverBudget(
+                solver=plan.solver,
+                peak_nbytes=plan.peak_nbytes,
+                budget_nbytes=budget_nbytes,
+                source=self.source,
+            )
         self.used = True
         return plan
 

@@ -25,6 +25,8 @@ def rule_of(name: object) -> Rule:
     """
     if not isinstance(name, str) or name not in _RULES:
         given = name if isinstance(name, str) else type(name).__name__
+        if isinstance(name, type):
+            given = f"class {name.__name__}"
         raise UnknownOptimizer(name=given, known=optimizer_names())
     return _RULES[name]
 
