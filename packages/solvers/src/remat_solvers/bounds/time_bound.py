@@ -14,8 +14,8 @@ concave in the price. The bound is the largest over j and price. Ops that are no
 have run yet cost nothing to run.
 
 All j are tried at the best price so far, and the price is then searched for the most promising ones only;
-that loses little, since neighbouring ops agree on the price. Building a problem and one max-flow take some
-0.1 ms together at 600 ops, so all of them take a tenth of a second.
+that loses little, since neighbouring ops agree on the price. At a new price an op is tried again only if its
+tangent at the price before is above the best bound. Two threads; 60 ms at 1,200 ops.
 
 Imperfect: the bound considers one moment at a time and misses interacting peaks (U-Net at 30 %: 15 of 21.5
 %).
