@@ -30,6 +30,7 @@ def layers(name: str) -> Graph:
 
 
 SLOW = {("linear8_unit", 3), ("linear8_unit", 4), *(("linear16_unit", budget) for budget in (7, 8, 10, 12))}
+SLOWEST = ("linear16_unit", 7)  # in the referee's accounting too
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ SLOW = {("linear8_unit", 3), ("linear8_unit", 4), *(("linear16_unit", budget) fo
         for name, found in OPTIMA.items()
         for budget, best in found.items()
         for accounting in ACCOUNTINGS
-        for slow in [accounting == "paper" and (name, budget) in SLOW]
+        for slow in [(name, budget) == SLOWEST or (accounting == "paper" and (name, budget) in SLOW)]
     ],
 )
 def test_checkmate_reproduces_the_known_optima(name: str, budget: int, optimum: int, accounting: str) -> None:
