@@ -437,6 +437,7 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], Iterator[str]]]
             "peers_words": peers_words,
             "planning_time": report_ways.planning_time,
             "planning": report_planning.seconds,
+            "planning_versions": report_planning.versions,
         },
     ),
     "offmate_results": (

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.report_parts import made_with, table
 
 BEFORE = Path(__file__).parent / "results" / "before" / "planning.json"
+VERSIONS = ("before", "now")
 Rows = list[dict[str, Any]]
 
 
@@ -50,6 +51,35 @@ def seconds(data: dict[str, Any]) -> Iterator[str]:
     if limited:
         late = max(row["wall_s"] - row["limit_s"] for row in limited)
         yield f"With limits, {len(limited)} plans: at most {late:.2f} s late.\n"
+
+
+def versions(data: dict[str, Any]) -> Iterator[str]:
+    """Two versions that took turns; see planning_versions.py."""
+    yield "### Two versions on one machine\n"
+    yield (
+        f"`hatch run bench-versions CHECKOUT`: this version and the working tree of {data['before']}, "
+        "which plan the same graphs by turns. Seconds are medians. Overheads, and gaps to the printed lower "
+        "bounds, are sums over the plans that both versions find, in percent of the step.\n"
+    )
+    yield made_with(data)
+    cells = []
+    for budget in dict.fromkeys(row["budget"] for row in data["rows"]):
+        rows = [row for row in data["rows"] if row["budget"] == budget]
+        both = [row for row in rows if None not in (row["before"]["overhead"], row["now"]["overhead"])]
+        cells.append(
+            [
+                *(budget, str(len(rows))),
+                *(f"{statistics.median(row[each]['wall_s'] for row in rows):.2f}" for each in VERSIONS),
+                f"{statistics.median(row['now']['wall_s'] / row['before']['wall_s'] for row in rows):.2f}",
+                *(f"{100 * sum(row[each]['overhead'] for row in both):.1f}" for each in VERSIONS),
+                *(
+                    f"{100 * sum(row[each]['overhead'] - row[each]['bound'] for row in both):.1f}"
+                    for each in VERSIONS
+                ),
+            ]
+        )
+    head = "budget, plans, s before, s now, median ratio, overheads before, now, gaps before, now"
+    yield from table(head.split(", "), cells)
 
 
 def _both(pairs: list[tuple[Any, Any]], name: str, typical: Any, form: str) -> list[str]:

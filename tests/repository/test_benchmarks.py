@@ -259,6 +259,24 @@ def test_first_contact_reports_what_is_wrong_first(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.full
+def test_two_versions_take_turns(tmp_path: Path) -> None:
+    """A version beside itself finds the same plan; what is no working tree is refused."""
+    file = tmp_path / "rows.json"
+    root, small = str(BENCHMARKS.parent), ("sequential", "--budgets", "40%", "--json", str(file))
+    assert "1 plans; before: median" in run("planning_versions.py", root, *small)
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["before"].keys() == {"wall_s", "overhead", "bound"}
+    assert all(row["before"][name] == row["now"][name] for name in ("overhead", "bound"))
+    refused = subprocess.run(
+        [sys.executable, "planning_versions.py", str(tmp_path)],
+        cwd=BENCHMARKS,
+        capture_output=True,
+        text=True,
+    )
+    assert "has no folder `packages`" in refused.stderr
+
+
+@pytest.mark.full
 def test_planning_goes_on_from_its_file(tmp_path: Path) -> None:
     """A model with a row for each budget keeps its rows; one that was interrupted is planned again."""
     file = tmp_path / "rows.json"
