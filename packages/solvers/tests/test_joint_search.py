@@ -1,5 +1,6 @@
 """Decisions of switches and sequences are searched together, and the referee accepts whatever is found."""
 
+from collections.abc import Callable
 from itertools import chain, combinations
 from typing import Any
 
@@ -21,7 +22,16 @@ from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.testing.random_graphs import random_graph
 from remat_graph.testing.random_schedules import random_order
 from remat_graph.testing.random_switches import with_random_switches
-from remat_solvers import Deadline, Problem, get_solver, min_budget, pareto, solve_switches
+from remat_solvers import (
+    Deadline,
+    Problem,
+    Solution,
+    SolverWarning,
+    get_solver,
+    min_budget,
+    pareto,
+    solve_switches,
+)
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.decisions import combinations_of, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate, flatten
@@ -325,6 +335,28 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
         assert (on, True) == (one.made.on, result.valid)
         assert (one.time_s, one.peak_nbytes) == (result.time_s, result.peak_nbytes)
         simulate(graph, one.schedule)
+
+
+def with_round(monkeypatch: pytest.MonkeyPatch, bound: Callable[..., float]) -> Solution:
+    """A solution of a graph where a round of the relaxed graph gives this bound."""
+    monkeypatch.setattr(solving, "tight_bound", bound)
+    graph = switched(3, ops=16)
+    off = specialize(graph, ()).graph
+    budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
+    return solve_switches(AUTO, Problem(graph, budget))
+
+
+def test_a_round_of_the_relaxed_graph_raises_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts for the whole; nothing is lost where the program fails."""
+
+    def broken(*_: object, **__: object) -> float:
+        raise ValueError("broken")
+
+    with pytest.warns(SolverWarning, match=r"the coarse program failed \(ValueError: broken\)"):
+        without = with_round(monkeypatch, broken)
+    assert without.feasible
+    raised = with_round(monkeypatch, lambda *_, known_s, **__: known_s * (1 - 1e-6))
+    assert without.lower_bound_s < raised.lower_bound_s <= raised.time_s
 
 
 def test_a_family_that_is_far_behind_is_not_planned() -> None:

@@ -8,7 +8,7 @@ import attrs
 
 from remat_graph import RematError, format_nbytes
 from remat_graph.budget import FAR
-from remat_graph.errors import ProblemError, shown
+from remat_graph.errors import ProblemError, shown, text_of
 
 
 class SolverWarning(UserWarning):
@@ -18,6 +18,11 @@ class SolverWarning(UserWarning):
 def warn(problem: str) -> None:
     """Warn that a part of a search failed, which goes on without it."""
     warnings.warn(f"{problem}: the other methods continue", SolverWarning, stacklevel=4)
+
+
+def warn_of(part: str, error: Exception) -> None:
+    """Warn that a part of a search ended with an error."""
+    warn(f"{part} failed ({type(error).__name__}: {text_of(error)})")
 
 
 @attrs.frozen(kw_only=True, str=False)

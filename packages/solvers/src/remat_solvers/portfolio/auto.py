@@ -20,12 +20,11 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from remat_graph.errors import text_of
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.coarse_time_bound import CoarseBound, Round
 from remat_solvers.bounds.reachability import Reachability, reachability
 from remat_solvers.bounds.time_bound import CutBound
-from remat_solvers.errors import warn
+from remat_solvers.errors import warn, warn_of
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict, keep_only
@@ -251,7 +250,7 @@ class _Portfolio:
         found: dict[str, Ints] = {}
         for method, result in zip(parts, results, strict=True):
             if isinstance(result, Exception):
-                warn(f"{method} failed ({type(result).__name__}: {text_of(result)})")
+                warn_of(method, result)
             elif result is not None:
                 self.known.add(result, method)
                 found[method] = result
@@ -298,7 +297,7 @@ class _Portfolio:
             try:
                 result = coarse.round(deadline, enough_s=known.best_s - known.base_s, checks=checks)
             except Exception as error:  # noqa: BLE001 - whatever it is, the others still answer
-                warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
+                warn_of("the coarse program", error)
                 break
             if known.base_s + result.extra_s > known.best_s + result.slack_s:
                 warn("the coarse program returned a bound above the time of a known schedule")

@@ -54,7 +54,8 @@ class Walks:
         rival_s: time of a plan of another graph, which this one shall beat.
         lanes: walks that run at once.
         done, tried: walks and moves so far.
-        idle: walks from the best plan since the last that gained; `turn` of all of them.
+        idle: walks from the best plans since the last that gained.
+        turn: walks from the best plans so far: their temperatures and prices come in turn.
         needless: set by another thread to end the search after the walk that runs.
     """
 

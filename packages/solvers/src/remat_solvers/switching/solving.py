@@ -12,8 +12,8 @@ after short annealing, if the best plan is far from the bound and they are behin
 solver has gained over annealing. Where nothing fits, the solver gets the decision that could
 need the least memory, then the one with the smallest peak, then all off. A solver that takes no `starts`
 plans all off, all on, one family on and one family off in the order of their bounds. The bound of the whole
-is that of the relaxed graph, or where the gap is wide the lowest of the bounds of several parts of the
-decisions.
+is that of the relaxed graph, raised by a round of its coarse program while the solver plans, or where the gap
+is wide the lowest of the bounds of several parts of the decisions.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -27,11 +27,10 @@ from typing import Any
 import attrs
 
 from remat_graph import Graph, Schedule, relaxed
-from remat_graph.errors import text_of
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.coarse_time_bound import tight_bound
 from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
-from remat_solvers.errors import warn
+from remat_solvers.errors import warn_of
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
@@ -299,7 +298,7 @@ class _Decisions:
             tasks.append(partial(self.one_round_s, least))
         results = in_parallel(tasks, self.deadline)
         solutions = [each for each in results if isinstance(each, Solution)]
-        self.lower_s = max(self.lower_s, *(each for each in results if isinstance(each, float)), 0.0)
+        self.lower_s = max([self.lower_s, *(each for each in results if isinstance(each, float))])
         for one, solution in zip(ones, solutions, strict=True):
             if solution.schedule is not None:
                 self.search.take(one.made.restore(solution.schedule), self.deadline)
@@ -312,7 +311,7 @@ class _Decisions:
         try:
             return tight_bound(least, self.budget_nbytes, part, known_s=self.best_s, rounds=1, checks=checks)
         except Exception as error:  # noqa: BLE001 - whatever it is, the plans still count
-            warn(f"the coarse program failed ({type(error).__name__}: {text_of(error)})")
+            warn_of("the coarse program", error)
             return 0.0
 
     def solve_decided(self, one: DecidedOrder, afresh: bool, deadline: Deadline) -> Solution:
