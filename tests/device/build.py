@@ -1,4 +1,7 @@
-"""Build the library of the test device, once for each torch and state of the sources."""
+"""Build the library of the test device, once for each torch and state of the sources.
+
+python -m tests.device.build
+"""
 
 import contextlib
 import fcntl
@@ -90,3 +93,15 @@ def _build(path: Path) -> None:
         errors = [line for line in done.stderr.splitlines() if "error" in line]
         raise CannotBuild(f"{compiler} failed for torch at {torch}: " + "\n".join(errors[:10]))
     unfinished.rename(path)
+
+
+def main() -> None:
+    """Build it before several processes need it; without a compiler there is nothing to do."""
+    try:
+        sys.stdout.write(f"{library()}\n")
+    except NoCompiler as error:
+        sys.stdout.write(f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

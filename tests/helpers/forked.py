@@ -4,6 +4,7 @@ It is run as a program, for pytest itself has threads, and a child that hangs mu
 line for each child: state, what the child did, and how it ended.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -76,6 +77,7 @@ def main(kind: str, folder: str) -> None:
     net = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(64, 64), nn.ReLU())])
     optimizer = torch.optim.AdamW(net.parameters())
     x = torch.randn(32, 64)
+    gc.freeze()  # children need not search torch for garbage as they end; what is made below they do
     if kind == "offmate":
         machine = SimulatedMachine(to_host_nbytes_per_s=1e6, to_device_nbytes_per_s=1e6)
         model: Any = Offmate(

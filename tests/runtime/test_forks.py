@@ -1,6 +1,7 @@
 """A process that is forked beside a planned module ends, and never waits for what its parent alone has."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -82,6 +83,7 @@ HARMLESS = {"current_thread", "get_ident", "local", "main_thread", "PIPE", "Time
 }
 
 
+@functools.cache
 def sources() -> dict[str, ast.Module]:
     paths = (ROOT / "packages").glob("*/src/**/*.py")
     return {str(path).split("/src/")[1]: ast.parse(path.read_text()) for path in paths}

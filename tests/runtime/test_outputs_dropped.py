@@ -6,6 +6,7 @@ import gc
 import warnings
 import weakref
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from remat_executor.ways.loss_head import loss_head
 from remat_facade import Hiremate, generate_config, limit_memory, save_config
 from remat_facade import planned as find_plan
 from remat_graph import Role, get_platform
-from remat_solvers import min_budget
+from remat_solvers import Deadline, min_budget
 from tests.helpers.models import import_transformers
 from tests.helpers.planners import all_switched, repeat_at_random, save_all
 
@@ -251,10 +252,11 @@ def test_a_language_model_by_the_entry_points(tmp_path: Path) -> None:
     ids = torch.randint(0, WORDS, (2, 64), generator=torch.Generator().manual_seed(1))
     kwargs = {"input_ids": ids, "labels": ids}
     options: dict[str, Any] = {"cache_dir": tmp_path, "platform": get_platform("flops"), "zoo": False}
-    least = {
-        outputs: min_budget(Hiremate(model(), kwargs, "100%", outputs=outputs, **options).graph).nbytes
-        for outputs in ("kept", "dropped")
-    }
+    least = {}
+    for outputs in ("kept", "dropped"):
+        graph = Hiremate(model(), kwargs, "100%", outputs=outputs, **options).graph
+        quick = Deadline(100.0, clock=count().__next__)  # readings; ten times as many gain 4 bytes
+        least[outputs] = min_budget(graph, quick).nbytes
     logits_nbytes = 2 * 64 * WORDS * 4
     assert least["dropped"] < least["kept"] - 0.9 * logits_nbytes
     limited = limit_memory(model(), least["dropped"], outputs="dropped", **options)

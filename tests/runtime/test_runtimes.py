@@ -63,16 +63,20 @@ class Blocks(nn.Module):
 class Convs(nn.Module):
     """Convolutions, train-mode batch norms, in-place activations."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 8) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for inputs, outputs in ((3, 16), *[(16, 16)] * 7):
+        for inputs, outputs in ((3, 16), *[(16, 16)] * (depth - 1)):
             convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
             layers += [convolution, nn.BatchNorm2d(outputs), nn.LeakyReLU(inplace=True)]
         self.layers, self.head = nn.Sequential(*layers), nn.Linear(16, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.layers(images).mean((2, 3))).square().mean()
+
+
+SMALL: dict[type[nn.Module], dict[str, Any]] = {Blocks: {}, Convs: {"depth": 4}}
+"""Where each part is compiled."""
 
 
 def built(kind: type[nn.Module], **options: Any) -> nn.Module:
@@ -147,11 +151,11 @@ def test_inductor_keeps_to_the_budget(
     """
     batch = sample(kind)
     if kind not in references:
-        references[kind] = built(kind)
+        references[kind] = built(kind, **SMALL[kind])
         call = torch.compile(references[kind]) if kind is Blocks else references[kind]
         references[kind].found = step(call, batch)
     loss, gradients = references[kind].found
-    planned = Hiremate(built(kind), batch, budget, runtime="inductor", **options)
+    planned = Hiremate(built(kind, **SMALL[kind]), batch, budget, runtime="inductor", **options)
     found_loss, found = step(planned, batch)
     torch.testing.assert_close(loss, found_loss, **CLOSE)
     torch.testing.assert_close(gradients, found, **CLOSE)
@@ -166,15 +170,19 @@ def test_recomputations_survive_the_compiler(options: dict[str, Any]) -> None:
     Dropout is on: its numbers are eager's, first and again, and the generator ends where eager's does.
     """
     batch = sample(Blocks)
-    original = built(Blocks, dropout=0.2)
+    original = built(Blocks, dropout=0.2, depth=1)
     with MemoryMeter(original) as unplanned:
         loss, gradients = step(original, batch)
     state = torch.get_rng_state()
-    eager = Hiremate(built(Blocks, dropout=0.2), batch, "50%", **options)
+    eager = Hiremate(built(Blocks, dropout=0.2, depth=1), batch, "50%", **options)
     with MemoryMeter(eager) as planned:
         step(eager, batch)
     compiled = Hiremate(
-        built(Blocks, dropout=0.2), batch, 2 * eager.plan.budget_nbytes, plan=eager.plan, runtime="inductor"
+        built(Blocks, dropout=0.2, depth=1),
+        batch,
+        2 * eager.plan.budget_nbytes,
+        plan=eager.plan,
+        runtime="inductor",
     )
     with MemoryMeter(compiled) as meter:
         found_loss, found = step(compiled, batch)

@@ -1,5 +1,6 @@
 """A time limit bounds planning as a whole, including errors: readings of the clock are counted."""
 
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -10,13 +11,20 @@ from remat_facade.cli.app import main
 from remat_facade.planning import planner as planning
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
-from remat_graph import noremat_peak_nbytes, save_graph
+from remat_graph import Graph, noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
 from remat_solvers.running.stopping import default_limit_s
 from remat_solvers.switching import compiled
 from remat_solvers.testing import chain
 
 PARTS = 200  # of planning that may each find out for itself that time is up
+
+
+@cache
+def searched() -> tuple[Graph, int]:
+    """A graph that takes a search, and its smallest budget."""
+    graph = chain(12, skips=3)
+    return graph, min_budget(graph).nbytes
 
 
 @pytest.mark.parametrize("seconds", [0.001, 30.0])
@@ -28,8 +36,7 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
         return Deadline(limit, clock=clock.__next__)
 
     monkeypatch.setattr("remat_facade.planning.planner.Deadline", made)
-    graph = chain(24, skips=4)
-    smallest = min_budget(graph).nbytes
+    graph, smallest = searched()
     planner = RecomputePlanner(budget=smallest - 1, method=Method(time_limit_s=seconds))
     with pytest.raises(InfeasibleBudget, match=r"time was up .*raise the time limit") as caught:
         planner(graph)
@@ -41,8 +48,7 @@ def test_what_fits_is_looked_for_within_the_limit(monkeypatch: pytest.MonkeyPatc
 def test_without_a_limit_the_smallest_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the budget of `min_budget`."""
     monkeypatch.setattr("remat_facade.planning.planner.Deadline", lambda _: Deadline())
-    graph = chain(24, skips=4)
-    smallest = min_budget(graph).nbytes
+    graph, smallest = searched()
     planner = RecomputePlanner(budget=smallest - 1, method=Method(parameters={"moves": 1000}))
     with pytest.raises(InfeasibleBudget) as caught:
         planner(graph)
@@ -52,8 +58,7 @@ def test_without_a_limit_the_smallest_budget_is_told(monkeypatch: pytest.MonkeyP
 
 def test_what_the_solver_found_on_its_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time to search, the named budget is below the unplanned peak, and works."""
-    graph = chain(24, skips=4)
-    smallest = min_budget(graph).nbytes
+    graph, smallest = searched()
     monkeypatch.setattr(
         "remat_facade.planning.planner.min_budget", lambda graph, _: min_budget(graph, Deadline(0.0))
     )
