@@ -127,7 +127,7 @@ def headline(figure: Figure, look: Look, title: str, subtitle: str) -> Frame:
         (subtitle, 10, 50 if look.narrow else 130, look.palette.muted, "normal"),
     ):
         # A line begins neither with a dot nor with a unit.
-        text = re.sub(r"(\d) (\w?i?B\b)", "\\1\u00a0\\2", text.replace("  ·  ", "\u00a0\u00a0·\u00a0 "))
+        text = re.sub(r"(\d) (\w?i?B\b|%)", "\\1\u00a0\\2", text.replace("  ·  ", "\u00a0\u00a0·\u00a0 "))
         for line in wrap(text, most):
             below += points * 1.35 / 72
             x, y = (0.14 if look.narrow else left) / look.width, 1 - below / figure.get_figheight()
