@@ -152,9 +152,9 @@ def draw(graph: Graph, plan: Plan, look: Look = WIDE) -> Figure:
             figure,
             look,
             f"{plan.graph_name}: {format_nbytes(plan.peak_nbytes)} instead of "
-            f"{format_nbytes(plan.noremat_peak_nbytes)}, with {plan.overhead:+.1%} time",
+            f"{format_nbytes(plan.noremat_peak_nbytes)}, with {plan.overhead:+z.1%} time",
             f"budget {format_nbytes(plan.budget_nbytes)}  ·  {len(graph.ops)} ops, {len(planned.repeats)} "
-            f"repeats  ·  lower bound {plan.lower_bound_overhead:+.1%}  ·  solver {plan.solver}",
+            f"repeats  ·  lower bound {plan.lower_bound_overhead:+z.1%}  ·  solver {plan.solver}",
         )
         frame.top += 0.25  # the legend
         grid = figure.add_gridspec(2, 1, height_ratios=[3, 2], hspace=0.24, **frame.fractions())

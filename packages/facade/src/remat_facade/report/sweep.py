@@ -316,7 +316,7 @@ def _spots(x: Sequence[float], y: Sequence[float]) -> list[Spot]:
 
 
 def _signed(overhead: float | None) -> str:
-    return "" if overhead is None else f"{overhead:+.1%}"
+    return "" if overhead is None else f"{overhead:+z.1%}"
 
 
 def _percent(overhead: float | None) -> str:
