@@ -405,14 +405,14 @@ def test_a_wrong_call_names_what_was_called(
 
 
 def test_what_needs_no_torch_imports_none() -> None:
-    """Help, the version and every mistake that can be found before it import neither torch nor numba."""
+    """Help, the version and every mistake that can be found before it import no heavy library."""
     code = (
         "import sys; from remat_facade.cli.app import main\n"
         "import ast\n"
         "wrong = ast.literal_eval(sys.argv[1])\n"
         "for words in [['--help'], ['--version'], *wrong]:\n"
         "    assert main(words) == (2 if words in wrong else 0), words\n"
-        "    assert not {'torch', 'numba'} & set(sys.modules), words\n"
+        "    assert not {'torch', 'numba', 'scipy', 'matplotlib'} & set(sys.modules), words\n"
     )
     words = [words for words, _ in WITHOUT_TORCH]
     done = subprocess.run([sys.executable, "-c", code, repr(words)], capture_output=True, text=True)
