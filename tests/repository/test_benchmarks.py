@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_first, picture, report, report_pictures
+from benchmarks import gpu_first, report, report_pictures
 from benchmarks.first_contact import processes
 from benchmarks.first_contact.rows import Findings, Row, Setting
 from remat_facade.report.picture import Look
-from remat_graph.testing.random_graphs import random_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HELPERS = {
@@ -125,29 +124,6 @@ def test_memory_beside_the_allocator(tmp_path: Path) -> None:
     assert 0 < row["metered_nbytes"] <= row["budget_nbytes"]
     assert row["metered_nbytes"] < row["first_nbytes"]
     assert row["code_nbytes"] > 0
-
-
-@pytest.mark.parametrize(
-    ("ratio", "drawn"), [(0.49, False), (0.51, True), (1, True), (1.99, True), (2.01, False), (47, False)]
-)
-def test_no_picture_of_a_busy_machine(
-    ratio: float,
-    drawn: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """It is drawn where the ops together take about as long as the step, and else the old one stays."""
-    graph = random_graph(1)
-    monkeypatch.setattr(picture, "get_task", lambda name: None)
-    monkeypatch.setattr(picture, "BUDGET", "100%")
-    monkeypatch.setattr(picture, "measured", lambda task, rounds: (graph, graph.time_s * ratio))
-    out = tmp_path / "memory.svg"
-    out.write_text("old")
-    monkeypatch.setattr(sys, "argv", ["picture", "--out", str(tmp_path)])
-    assert (0 if drawn else 1) == picture.main()
-    assert drawn == (b"old" != out.read_bytes())
-    assert drawn == ("nothing else to do" not in capsys.readouterr().err)
 
 
 @pytest.mark.full
