@@ -119,7 +119,7 @@ WITHOUT_TORCH = [
     (["show", "plan.json", "--graph", "missing.graph"], "missing.graph: no such file"),
     (["check", "wrong.py:make", "--plan", "missing.plan"], "missing.plan: no such file"),
     (["doctor", "missing.graph"], "missing.graph: no such file"),
-    (["min-budget", "torchvision.models.resnet50"], "is a model, and a saved graph was wanted"),
+    (["min-budget", "torch.nn.Linear"], "is a model, and a saved graph was wanted"),
     (["show", "wrong.py:make"], "`remat plan wrong.py:make --budget 40% --plan-out FILE` writes one"),
     (["show", "plan.json", "--graph", "wrong.py:make"], "is a model, and a saved graph was wanted"),
     (["check", "wrong.py:make", "--plan", "wrong.py:make"], "is a model, and a saved plan was wanted"),
