@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report_offload, report_pictures, report_planning, report_ways
+from benchmarks.page_pictures import shown
 from benchmarks.report_parts import filled, made_with, mib, percent, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +101,7 @@ def solvers(data: dict[str, Any]) -> Iterator[str]:
     header = (
         "graph, ops, budget, status, overhead, bound, known, known bound, first, goal, whole s, fast bound s"
     )
-    yield "![Extra time over the budget, for each graph](images/overheads.png)\n"
+    yield shown("images/overheads", "Extra time over the budget, for each graph")
     keys = ("known_best_pct", "known_bound_pct", "first_s", "goal_s", "wall_s", "bound_s")
     yield from table(header.split(", "), (solved(row, keys) for row in data["rows"]))
 
@@ -135,7 +136,7 @@ def growth(data: dict[str, Any]) -> Iterator[str]:
     yield "## Growth\n"
     yield "Models of equal decoder layers, at 60 % of the unplanned peak.\n"
     yield made_with(data)
-    yield "![Seconds over ops](images/growth.png)\n"
+    yield shown("images/growth", "Seconds over ops")
     keys = ("bound_s", "first_s", "wall_s", "overhead_pct", "lower_bound_pct")
     header = "layers, ops, fast bound s, first plan s, whole s, overhead %, bound %"
     rows = (
@@ -147,7 +148,7 @@ def growth(data: dict[str, Any]) -> Iterator[str]:
 def peers(data: dict[str, Any]) -> Iterator[str]:
     """Against hand-placed checkpoints, torch's own budget and Inductor."""
     yield "## Comparison with other methods\n"
-    yield "![Recomputed FLOPs and step time of each method, over its peak](images/peers.png)\n"
+    yield shown("images/peers", "Recomputed FLOPs and step time of each method, over its peak")
     yield from peers_table(data)
 
 

@@ -28,10 +28,12 @@ def mib(nbytes: float) -> str:
 
 def made_with(data: dict[str, Any]) -> str:
     """Date and versions of a file of results."""
-    facts = [
-        f"{key} {value}" for key, value in data.items() if isinstance(value, str | int) and key != "date"
-    ]
-    return f"Made on {data['date']} with {', '.join(facts)}.\n"
+    apart = ("date", "machine", "note")
+    known = {key: value for key, value in data.items() if isinstance(value, str | int) and key not in apart}
+    facts = [f"{key} {value}" for key, value in known.items() if not isinstance(value, bool)]
+    machine = f"on {data['machine']} " if "machine" in data else ""
+    note = f" ({data['note']})" if data.get("note") else ""
+    return f"Made on {data['date']} {machine}with {', '.join(facts)}{note}.\n"
 
 
 def filled(number: float | None, form: Callable[[float], str]) -> str:

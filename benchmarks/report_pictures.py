@@ -1,4 +1,4 @@
-"""Pictures of the pages of results: overheads over budgets, methods over peaks, seconds over ops.
+"""Pictures of the pages of results: overheads over budgets, methods over peaks, seconds over ops, growth.
 
 Each is drawn from the committed rows of one benchmark, by `benchmarks/report.py`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from remat_facade.report.picture import LIGHT, WIDE, Frame, headline, new_figure, png, style_axes
-from remat_graph.serialization.outputs import write_whole
+from benchmarks import page_pictures
+from benchmarks.growth import Row as GrowthRow
+from benchmarks.growth import draw_growth
+from remat_facade.report.picture import LIGHT, WIDE, Frame, Look, headline, new_figure, style_axes
 
 Row = Mapping[str, Any]
 Entry = tuple[str, dict[str, Any]]
@@ -37,13 +40,13 @@ BUDGETS: Mapping[str, dict[str, Any]] = {
 COMPARED = ("gpt2", "resnet50")
 
 
-def overheads(rows: Sequence[Row]) -> Figure:
+def overheads(rows: Sequence[Row], look: Look = WIDE) -> Figure:
     """Extra time over the budget, a panel for each graph, with its lower bound."""
     graphs = {row["graph"]: row["ops"] for row in rows}
     title = f"Extra time over the budget, on {len(graphs)} graphs"
     about = "budget in % of the unplanned peak, extra time in % of the unplanned step"
-    with new_figure(WIDE, 6.6) as figure:
-        frame = headline(figure, WIDE, title, about)
+    with new_figure(look, 15.5 if look.narrow else 6.6) as figure:
+        frame = headline(figure, look, title, about)
         panels = _panels(figure, frame, 2, -(-len(graphs) // 2), (PLAN, BOUND, KNOWN))
         for axes, (graph, ops) in zip(panels, graphs.items(), strict=False):
             own = sorted((row for row in rows if row["graph"] == graph), key=lambda r: r["budget_fraction"])
@@ -60,7 +63,7 @@ def overheads(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def peers(rows: Sequence[Row]) -> Figure:
+def peers(rows: Sequence[Row], look: Look = WIDE) -> Figure:
     """What each method recomputes and how long its step takes, over its peak."""
     title = "Recomputed FLOPs and step time of each method, over its peak"
     about = "one meter; rows with Inductor and rows that round are in the table only"
@@ -71,13 +74,15 @@ def peers(rows: Sequence[Row]) -> Figure:
         ((PLAN[0], PLAN[1] | {"lw": 0}), lambda method: method.startswith("remat")),
         (EAGER, lambda method: method == "eager"),
     )
-    with new_figure(WIDE, 7.4) as figure:
-        frame = headline(figure, WIDE, title, about)
+    with new_figure(look, 11.5 if look.narrow else 7.4) as figure:
+        frame = headline(figure, look, title, about)
         panels = _panels(figure, frame, 2, len(COMPARED), [entry for entry, _ in series])
         for index, axes in enumerate(panels):
             model = COMPARED[index % len(COMPARED)]
             key, unit = (
-                ("recomputed_pct", "FLOPs again (%)") if index < 2 else ("step_ratio", "step time / eager's")
+                ("recomputed_pct", "recomputed FLOPs (%)")
+                if index < 2
+                else ("step_ratio", "step time / eager's")
             )
             for (_, style), belongs in series:
                 own = [row for row in shown if row["model"] == model and belongs(row["method"])]
@@ -87,15 +92,15 @@ def peers(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def seconds(rows: Sequence[Row]) -> Figure:
+def seconds(rows: Sequence[Row], look: Look = WIDE) -> Figure:
     """Seconds of planning over ops, for three budgets."""
     free = [row for row in rows if row["limit_s"] is None]
     made = [row for row in free if row["budget"] in BUDGETS and row["overhead"] is not None]
     middle = [row["wall_s"] for row in made if row["budget"] == "40%"]
     title = f"{len(middle)} models are planned in {statistics.median(middle):.1f} s at 40 %, in the median"
     about = "from the captured graph to the plan, without a time limit; both axes logarithmic"
-    with new_figure(WIDE, 5.2) as figure:
-        frame = headline(figure, WIDE, title, about)
+    with new_figure(look, 5.2) as figure:
+        frame = headline(figure, look, title, about)
         entries = [(f"budget {budget.replace('%', ' %')}", style) for budget, style in BUDGETS.items()]
         (axes,) = _panels(figure, frame, 1, 1, entries)
         axes.set_xscale("log")
@@ -110,7 +115,13 @@ def seconds(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-PICTURES: Mapping[str, tuple[str, Callable[[Sequence[Row]], Figure]]] = {
+def growth(rows: Sequence[Row], look: Look = WIDE) -> Figure:
+    """Seconds of planning over ops, of models that differ in their depth only."""
+    return draw_growth([GrowthRow(**row) for row in rows], look)
+
+
+PICTURES: Mapping[str, tuple[str, Callable[[Sequence[Row], Look], Figure]]] = {
+    "growth": ("growth", growth),
     "overheads": ("solvers", overheads),
     "peers": ("peers", peers),
     "seconds": ("planning", seconds),
@@ -124,29 +135,34 @@ def written(results: Path, images: Path) -> Iterator[Path]:
         path = results / f"{source}.json"
         if path.exists():
             rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-            yield write_whole(images / f"{name}.png", png(draw(rows)))
+            yield from page_pictures.written(images, name, partial(draw, rows))
 
 
 def _panels(figure: Figure, frame: Frame, down: int, across: int, entries: Iterable[Entry]) -> list[Axes]:
-    """Panels below one legend, row by row."""
+    """Panels below one legend, row by row; below each other on a narrow screen."""
     handles = [Line2D([], [], label=name, **style) for name, style in entries]
     width, height = figure.get_size_inches()
+    narrow = frame.look.narrow
+    columns = 1 if narrow else len(handles)
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=((frame.left - 0.08) / width, 1 - (frame.top - 0.06) / height),
-        ncols=len(handles),
+        bbox_to_anchor=((0.1 if narrow else frame.left - 0.08) / width, 1 - (frame.top - 0.06) / height),
+        ncols=columns,
         frameon=False,
         labelcolor=LIGHT.ink,
         borderaxespad=0,
     )
-    frame.top += 0.55
-    grid = figure.add_gridspec(down, across, hspace=0.5, wspace=0.24, **frame.fractions())
+    frame.top += 0.34 + 0.21 * -(-len(handles) // columns)
+    if narrow:
+        down, across = down * across, 1
+    grid = figure.add_gridspec(down, across, hspace=0.75 if narrow else 0.5, wspace=0.24, **frame.fractions())
     panels = [figure.add_subplot(grid[row, column]) for row in range(down) for column in range(across)]
     for axes in panels:
         style_axes(axes, frame)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_label_coords(-0.06 * across, 0.5)
+        if not narrow:
+            axes.yaxis.set_label_coords(-0.06 * across, 0.5)
     return panels
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page_pictures import shown
 from benchmarks.report_parts import made_with, table
 
 BEFORE = Path(__file__).parent / "results" / "before" / "planning.json"
@@ -46,7 +47,7 @@ def seconds(data: dict[str, Any]) -> Iterator[str]:
         "budget, plans, median s, longest s, median processor s, before, sum of overheads %, before, of plans"
     )
     yield from table(head.split(", "), cells)
-    yield "![Seconds of planning over ops, for three budgets](images/seconds.png)\n"
+    yield shown("images/seconds", "Seconds of planning over ops, for three budgets")
     limited = [row for row in data["rows"] if row["limit_s"] is not None]
     if limited:
         late = max(row["wall_s"] - row["limit_s"] for row in limited)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_first, picture, report, report_pictures
+from benchmarks import gpu_first, report, report_pictures
 from benchmarks.first_contact import processes
 from benchmarks.first_contact.rows import Findings, Row, Setting
-from remat_graph.testing.random_graphs import random_graph
+from remat_facade.report.picture import Look
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HELPERS = {
-    *("child", "device_steps", "gallery_files", "offload_ways", "peer_models", "record"),
-    *("planning_curves", "planning_models"),
+    *("child", "device_steps", "gallery_files", "offload_ways", "page_pictures", "peer_models"),
+    *("planning_curves", "planning_models", "record"),
     *("report", "report_offload", "report_parts", "report_pictures", "report_planning", "report_ways"),
 }
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
@@ -61,15 +62,25 @@ def test_the_pictures_of_the_pages_are_drawn(tmp_path: Path) -> None:
     docs = BENCHMARKS.parent / "docs"
     pages = "".join((docs / f"{page}.md").read_text() for page in report.PAGES)
     drawn = [path.name for path in report_pictures.written(report.RESULTS, tmp_path)]
-    assert {f"{name}.png" for name in report_pictures.PICTURES} == set(drawn)
+    names = report_pictures.PICTURES
+    assert {f"{name}{kind}.svg" for name in names for kind in ("", "-narrow")} == set(drawn)
     for name in drawn:
         assert (docs / "images" / name).exists()
-        assert f"(images/{name})" in pages
-    for name, (source, draw) in report_pictures.PICTURES.items():
+        assert f'"images/{name}"' in pages
+    for name, (source, draw) in names.items():
         rows = json.loads((report.RESULTS / f"{source}.json").read_text())["rows"]
-        curves = [line for axes in draw(rows).axes for line in axes.get_lines()]
-        assert curves, name
-        assert all(len(line.get_xdata()) for line in curves), name
+        for narrow in (False, True):
+            curves = [line for axes in draw(rows, Look(narrow=narrow)).axes for line in axes.get_lines()]
+            assert curves, name
+            assert all(len(line.get_xdata()) for line in curves), name
+
+
+def test_each_page_has_the_pictures_that_it_names() -> None:
+    """In HTML too, where the builder of the site checks nothing."""
+    root = BENCHMARKS.parent
+    for page in (root / "README.md", *(root / "docs").rglob("*.md")):
+        for place in re.findall(r'(?:src|srcset)="([^":]+)"', page.read_text(encoding="utf-8")):
+            assert (page.parent / place).exists(), f"{page}: {place}"
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -113,29 +124,6 @@ def test_memory_beside_the_allocator(tmp_path: Path) -> None:
     assert 0 < row["metered_nbytes"] <= row["budget_nbytes"]
     assert row["metered_nbytes"] < row["first_nbytes"]
     assert row["code_nbytes"] > 0
-
-
-@pytest.mark.parametrize(
-    ("ratio", "drawn"), [(0.49, False), (0.51, True), (1, True), (1.99, True), (2.01, False), (47, False)]
-)
-def test_no_picture_of_a_busy_machine(
-    ratio: float,
-    drawn: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """It is drawn where the ops together take about as long as the step, and else the old one stays."""
-    graph = random_graph(1)
-    monkeypatch.setattr(picture, "get_task", lambda name: None)
-    monkeypatch.setattr(picture, "BUDGET", "100%")
-    monkeypatch.setattr(picture, "measured", lambda task, rounds: (graph, graph.time_s * ratio))
-    out = tmp_path / "memory.png"
-    out.write_text("old")
-    monkeypatch.setattr(sys, "argv", ["picture", "--out", str(out)])
-    assert (0 if drawn else 1) == picture.main()
-    assert drawn == (b"old" != out.read_bytes())
-    assert drawn == ("nothing else to do" not in capsys.readouterr().err)
 
 
 @pytest.mark.full

@@ -6,8 +6,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from benchmarks.gallery import both_modes
 from benchmarks.gallery_files import draw_blocks, draw_trace
+from benchmarks.page_pictures import both_modes
 from remat_facade.report.allocations import allocations
 from remat_facade.report.chrome_trace import chrome_trace
 from remat_facade.report.picture import LIGHT, Look

@@ -21,7 +21,7 @@ from remat_facade.config.types import config_types
 from remat_facade.entrypoints.options import CostOptions
 from remat_facade.planning.method import Method
 from remat_facade.planning.zoo import Zoo
-from remat_facade.report.sweep import sweep_csv
+from remat_facade.report.sweep_rows import sweep_csv
 from remat_graph import (
     Lane,
     Links,

@@ -114,8 +114,12 @@ def test_a_reserve_that_leaves_nothing(model: nn.Module, sample: Tensor) -> None
 def test_an_infeasible_budget(model: nn.Module, sample: Tensor, tmp_path: Path) -> None:
     """The budget in the error works; the model and the random state are unchanged."""
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    stages: list[str] = []
     with pytest.raises(InfeasibleBudget) as caught:
-        Hiremate(model, sample, 100, cache_dir=tmp_path)
+        Hiremate(model, sample, 100, cache_dir=tmp_path, on_progress=stages.append)
+    assert any(
+        s.startswith("no schedule can fit 100 B: searching for the smallest budget") for s in stages
+    ), stages
     assert torch.equal(random, torch.get_rng_state())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -219,7 +219,7 @@ def test_advice_about_time() -> None:
     )
     said = advice(attrs.evolve(found, parts=parts, measured=(3, 7)))
     assert any("40% of the time went to measuring 3 of 7 kinds" in line for line in said)
-    assert any("the last 9 s gained below 0.05%: --time-limit 4 ends before" in line for line in said)
+    assert any("the last 9.00 s gained below 0.05%: --time-limit 4 ends before" in line for line in said)
     known = advice(
         attrs.evolve(found, parts=(parts[0], attrs.evolve(parts[1], seconds=9.0)), measured=(0, 7))
     )

@@ -119,6 +119,32 @@ def test_tables_have_a_cell_for_every_column(graph: Graph, plan: Plan) -> None:
     assert not ways_table(plan).rows
 
 
+@pytest.mark.parametrize(("gap", "said"), [(0.2, "more time may save up to 20.00% of the step"), (3e-5, "")])
+def test_what_rounds_to_nothing_is_not_shown(gap: float, said: str) -> None:
+    """Neither a gain of more time, nor the cost of repeats and of other ways; zeros of the digits are."""
+    base_s = 0.00414
+    plan = attrs.evolve(
+        switched(),
+        time_s=0.004,
+        noremat_time_s=base_s,
+        recomputed_s=gap * base_s,
+        switched_s=-1e-9,
+        lower_bound_s=base_s,
+        deadline_hit=True,
+    )
+    table = plan_table(plan)
+    assert ("more time" in table.note) == bool(said)
+    assert said in table.note
+    assert "the time limit ended the search" in table.note
+    shown = " ".join(
+        cell for each in (table, ways_table(plan), layers_table(plan)) for row in each.rows for cell in row
+    )
+    assert "4.00 ms" in shown
+    assert "(+0.00%)" not in shown
+    assert "-0.00%" not in shown + plan.summary()
+    assert "other ways +" not in plan.summary()
+
+
 def with_layers(graph: Graph) -> Graph:
     """Each op in a block of its own; names with characters that HTML escapes."""
     ops = [attrs.evolve(op, layer=f"<h>.{op.name[1:]}.mlp") for op in graph.ops]

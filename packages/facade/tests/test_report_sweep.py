@@ -7,7 +7,8 @@ import pytest
 
 from remat_facade.report import picture
 from remat_facade.report.picture import DARK, LIGHT, Look
-from remat_facade.report.sweep import Curves, draw_sweep, finding
+from remat_facade.report.sweep import draw_sweep, finding
+from remat_facade.report.sweep_rows import Curves
 from remat_graph import Graph, Schedule, noremat_peak_nbytes
 from remat_solvers import BudgetPoint, Solution, Status
 from remat_solvers.testing import chain

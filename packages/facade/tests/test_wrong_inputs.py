@@ -12,6 +12,7 @@ from torch import nn
 
 from remat_facade import Hiremate, Offmate, PureRotor, RematError, generate_config, limit_memory
 from remat_facade.cli.app import main
+from remat_facade.cli.target import Target
 
 from .corpus import GRAPHS
 
@@ -31,6 +32,18 @@ def model():
 
 def needs(size):
     return nn.Linear(size, size), torch.randn(2, size)
+
+def pair(size, other):
+    return needs(size)
+
+def fails(size):
+    raise TypeError("inside")
+
+class Net(nn.Linear):
+    pass
+
+def by_name(*, batch):
+    return nn.Linear(4, 4), torch.randn(batch, 4)
 
 def of_three():
     return 1, 2, 3, 4
@@ -93,7 +106,20 @@ WITHOUT_TORCH = [
     (["solve", "wrong.py", "--budget", "40%"], "wrong.py: is a model, and a saved graph was wanted: `remat"),
     (["solve", "wrong.py:make", "--budget", "40%"], "`remat plan wrong.py:make --budget 100% --graph-out"),
     (["min-budget", "wrong.py:make"], "`remat plan wrong.py:make --budget 100% --graph-out FILE` writes one"),
-    (["min-budget", "torchvision.models.resnet50"], "is a model, and a saved graph was wanted"),
+    (["solve", "wrong.graph", "--budget", "40%"], "wrong.graph: is a model, and a saved graph was wanted"),
+    (
+        ["solve", "missing.graph", "--budget", "40%"],
+        "missing.graph: no such file; check the path; a saved gra",
+    ),
+    (["min-budget", "missing.graph"], "missing.graph: no such file; check the path"),
+    (
+        ["show", "missing.plan"],
+        "missing.plan: no such file; check the path; a saved plan was wanted: `remat plan",
+    ),
+    (["show", "plan.json", "--graph", "missing.graph"], "missing.graph: no such file"),
+    (["check", "wrong.py:make", "--plan", "missing.plan"], "missing.plan: no such file"),
+    (["doctor", "missing.graph"], "missing.graph: no such file"),
+    (["min-budget", "torch.nn.Linear"], "is a model, and a saved graph was wanted"),
     (["show", "wrong.py:make"], "`remat plan wrong.py:make --budget 40% --plan-out FILE` writes one"),
     (["show", "plan.json", "--graph", "wrong.py:make"], "is a model, and a saved graph was wanted"),
     (["check", "wrong.py:make", "--plan", "wrong.py:make"], "is a model, and a saved plan was wanted"),
@@ -195,8 +221,32 @@ WITH_TORCH = [
     (["plan", "wrong.py:mkae", "--budget", "50%"], "it has make: did you mean that?"),
     (["plan", "wrong.py:model", "--budget", "50%"], "for a model alone give --input, such as 3x224x224"),
     (["plan", "wrong.py:make", "--input", "4", "--budget", "50%"], "leave --input out for (model, sample)"),
-    (["plan", "wrong.py:needs", "--budget", "50%"], "missing 1 required positional argument: 'size'"),
-    (["plan", "wrong.py:make", "--batch", "3", "--budget", "50%"], "calling make(3) raised TypeError"),
+    (
+        ["plan", "wrong.py:needs", "--budget", "50%"],
+        "needs an argument size; give --batch 8, or the argument",
+    ),
+    (
+        ["plan", "wrong.py:make", "--batch", "3", "--budget", "50%"],
+        "make() takes no batch size, and the comma",
+    ),
+    (["max-batch", "wrong.py:make", "--budget", "1MiB"], "such as: def make(batch): return model, sample"),
+    (
+        ["max-batch", "wrong.py:pair", "--budget", "1MiB"],
+        "pair(size, other) cannot be called as pair(1); give",
+    ),
+    (
+        ["plan", "wrong.py:pair", "--budget", "50%"],
+        "needs arguments size, other; expected none; give a function",
+    ),
+    (["plan", "wrong.py:nn.Linear", "--budget", "50%"], "no function nn.Linear"),
+    (
+        ["plan", "wrong.py:Net", "--budget", "50%"],
+        "Net is a class and needs arguments; give --input, the shape",
+    ),
+    (
+        ["plan", "wrong.py:fails", "--batch", "3", "--budget", "50%"],
+        "fails(3) raised TypeError: inside (wrong.py, ",
+    ),
     (["plan", "wrong.py:of_three", "--budget", "50%"], "returned 4 values; expected (model, sample)"),
     (["plan", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
     (["plan", "wrong.py:model", "--input", "5", "--budget", "50%"], "with inputs of shape (1, 5)"),
@@ -355,16 +405,22 @@ def test_a_wrong_call_names_what_was_called(
 
 
 def test_what_needs_no_torch_imports_none() -> None:
-    """Help, the version and every mistake that can be found before it import neither torch nor numba."""
+    """Help, the version and every mistake that can be found before it import no heavy library."""
     code = (
         "import sys; from remat_facade.cli.app import main\n"
         "import ast\n"
         "wrong = ast.literal_eval(sys.argv[1])\n"
         "for words in [['--help'], ['--version'], *wrong]:\n"
         "    assert main(words) == (2 if words in wrong else 0), words\n"
-        "    assert not {'torch', 'numba'} & set(sys.modules), words\n"
+        "    assert not {'torch', 'numba', 'scipy', 'matplotlib'} & set(sys.modules), words\n"
     )
     words = [words for words, _ in WITHOUT_TORCH]
     done = subprocess.run([sys.executable, "-c", code, repr(words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "remat-facade 0." in done.stdout
+
+
+def test_a_batch_size_goes_to_the_argument_of_that_name() -> None:
+    """Where the function takes it by keyword only."""
+    _, sample, _ = Target.parse("wrong.py:by_name", batch=3).load()
+    assert sample.shape == (3, 4)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_graph import BadBudget, format_nbytes, format_seconds, parse_nbytes
+from remat_graph.units import format_change, in_brackets
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,7 @@ from remat_graph import BadBudget, format_nbytes, format_seconds, parse_nbytes
         (1, "1 B"),
         (1023, "1023 B"),
         (1024, "1.00 KiB"),
+        (10 * 1024**2 - 1, "10.0 MiB"),
         (1536, "1.50 KiB"),
         (10 * 1024**2, "10.0 MiB"),
         (1024**3 - 1, "1.00 GiB"),
@@ -37,10 +39,15 @@ def test_bytes_for_people(nbytes: int, expected: str) -> None:
     ("seconds", "expected"),
     [
         (0.0, "0 s"),
-        (1.5e-9, "1.5 ns"),
-        (2.5e-6, "2.5 us"),
+        (1.5e-9, "1.50 ns"),
+        (2.5e-6, "2.50 us"),
+        (0.004, "4.00 ms"),
+        (0.00414, "4.14 ms"),
         (0.0123, "12.3 ms"),
-        (1.0, "1 s"),
+        (-0.0123, "-12.3 ms"),
+        (0.0009997, "1.00 ms"),
+        (0.009996, "10.0 ms"),
+        (1.0, "1.00 s"),
         (119.0, "119 s"),
         (200.4, "3 min 20 s"),
         (-200.0, "-3 min 20 s"),
@@ -48,8 +55,18 @@ def test_bytes_for_people(nbytes: int, expected: str) -> None:
     ],
 )
 def test_seconds_for_people(seconds: float, expected: str) -> None:
-    """Three digits and a unit."""
+    """Three digits and a unit, also where the last are zeros: 4 ms next to 4.14 ms looks less exact."""
     assert expected == format_seconds(seconds)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(0.0174, "+1.74%"), (-0.2, "-20.00%"), (0.00006, "+0.01%"), (0.00004, ""), (-0.00004, ""), (0.0, "")],
+)
+def test_a_change_that_rounds_to_nothing_is_not_shown(ratio: float, expected: str) -> None:
+    """Neither as a gain nor in brackets after a figure."""
+    assert expected == format_change(ratio)
+    assert (f" ({expected})" if expected else "") == in_brackets(ratio)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,16 @@ def test_the_smallest_budget_works_and_less_than_the_floor_is_refused(graph: Gra
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("budget_nbytes", "said"), [(20, '"20GiB" is a size, "20%" a share'), (1024, "raise the")]
+)
+def test_only_a_bare_number_is_taken_for_a_missing_unit(budget_nbytes: int, said: str) -> None:
+    """1 KiB, which the user wrote with a unit, is not answered with 1024 GiB."""
+    graph = chain(6)
+    error = min_budget(graph).as_error(budget_nbytes, graph)
+    assert said in str(attrs.evolve(error, smallest_nbytes=2**30))
+
+
 @pytest.mark.parametrize("factor", [0, 10**15])
 def test_odd_sizes_and_costs(factor: int) -> None:
     """Costs of zero and sizes of 1e15 bytes break nothing."""

@@ -24,7 +24,7 @@ from remat_graph.simulator.timeline import Grads
 from remat_graph.switches.rounding import rounding_runs
 from remat_graph.switches.specialize import switches_on
 from remat_graph.training import persistent, with_placement
-from remat_graph.units import format_nbytes, format_seconds
+from remat_graph.units import format_change, format_nbytes, format_seconds
 
 MOST_PERIODS = 16
 """Most training steps over which a plan may be timed: the simulation plays each of them."""
@@ -306,14 +306,16 @@ class Plan:
         """A few lines for people, without a newline at the end."""
         share = self.peak_nbytes / self.noremat_peak_nbytes if self.noremat_peak_nbytes else 1.0
         repeats = len(self.schedule.order) - len(set(self.schedule.order))
-        ways_cost = f", other ways {self.overhead - self.recomputed_overhead:+.2%}" if self.switched else ""
+        ways = format_change(self.overhead - self.recomputed_overhead) if self.switched else ""
+        ways_cost = f", other ways {ways}" if ways else ""
         ended_by = "Ctrl-C" if self.solver_stats.get("interrupted") else "the deadline"
         lines = [
             f"{self.graph_name or 'plan'}: peak {format_nbytes(self.peak_nbytes)} within a budget of "
             f"{format_nbytes(self.budget_nbytes)} ({share:.0%} of the unplanned "
             f"{format_nbytes(self.noremat_peak_nbytes)}; gradients {format_nbytes(self.gradient_nbytes)})",
-            f"time {format_seconds(self.time_s)} ({self.overhead:+.2%}): {repeats} repeated ops cost "
-            f"{self.recomputed_overhead:+.2%}{ways_cost}; no plan is below {self.lower_bound_overhead:+.2%}",
+            f"time {format_seconds(self.time_s)} ({self.overhead:+z.2%}): {repeats} repeated ops cost "
+            f"{self.recomputed_overhead:+z.2%}{ways_cost}; "
+            f"no plan is below {self.lower_bound_overhead:+z.2%}",
             f"by {self.solver}"
             + (f" on {self.platform}" if self.platform else "")
             + (f", cut short by {ended_by}" if self.deadline_hit else ""),

@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from remat_graph import RematError, format_nbytes
-from remat_graph.budget import FAR
+from remat_graph.budget import FAR, LEAST_BARE_NBYTES
 from remat_graph.errors import ProblemError, shown, text_of
 
 
@@ -107,7 +107,8 @@ class InfeasibleBudget(RematError):
         hint = "raise the budget or use a smaller batch"
         if self.advice:
             hint = self.advice
-        elif FAR * self.budget_nbytes < self.smallest_nbytes:  # gigabytes or percents were meant
+        elif FAR * self.budget_nbytes < self.smallest_nbytes and self.budget_nbytes < LEAST_BARE_NBYTES:
+            # gigabytes or percents were meant
             hint = f'a number is bytes: "{self.budget_nbytes}GiB" is a size, "{self.budget_nbytes}%" a share'
         if self.cut_short:
             hint = f"time was up before smaller budgets were tried: raise the time limit, {hint}"

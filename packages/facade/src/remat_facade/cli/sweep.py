@@ -1,7 +1,7 @@
 """The command `remat sweep`: methods against each other, over budgets."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,7 @@ def sweep(
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.saved_or_model import SavedOrModel
     from remat_facade.cli.searches import EndedEarly, methods_of, swept
-    from remat_facade.report import sweep as report
+    from remat_facade.report import sweep_rows as report
     from remat_graph import Budget, resolve_budget
     from remat_graph.budget import check_unit_for
     from remat_graph.serialization.outputs import check_paths
@@ -64,6 +64,13 @@ def sweep(
         output.facts |= {"graph_name": loaded.name, **report.sweep_facts(found.curves, found.bounds)}
         output.show(report.sweep_table(loaded, found.curves, found.bounds))
         output.write(csv, lambda: report.sweep_csv(found.curves, found.bounds))
-        output.write(png, lambda: report.sweep_png(loaded, found.curves, found.bounds))
+        output.write(png, lambda: _drawn(loaded, found.curves, found.bounds))
     if found.ended_early:
         raise EndedEarly("these are the plans until then, with their bounds")
+
+
+def _drawn(*swept: Any) -> bytes:
+    """The picture; nothing else of the command needs matplotlib."""
+    from remat_facade.report.sweep import sweep_png
+
+    return sweep_png(*swept)

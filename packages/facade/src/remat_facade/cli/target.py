@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -103,8 +104,7 @@ class Target:
             call = partial(built, self.name, factory, shape, batch or 1, meta=meta, dtype=self.dtype)
             named: tuple[Any, Any, Any] = guarded(self.name, doing, call)
             return named
-        args = () if batch is None else (batch,)
-        made = guarded(self.name, f"calling {name}({', '.join(map(repr, args))})", lambda: factory(*args))
+        made = _called(self.name, name, factory, batch)
         if not isinstance(made, tuple) or len(made) not in (2, 3):
             came = (
                 f"{len(made)} values"
@@ -133,6 +133,48 @@ class Target:
         if problem:
             raise BadTarget(target=self.name, problem=problem)
         return place, name
+
+
+def _called(target: str, name: str, factory: Callable[..., Any], batch: int | None) -> Any:
+    """What the user's function returns, which takes a batch size if one is given.
+
+    Raises:
+        BadTarget: its arguments are others, or it fails.
+    """
+    args = () if batch is None else (batch,)
+    doing = f"calling {name}({', '.join(map(repr, args))})"
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of a builtin
+        return guarded(target, doing, lambda: factory(*args))
+    if batch is not None and not _binds(signature, batch) and _binds(signature, batch=batch):
+        return guarded(target, doing, lambda: factory(batch=batch))
+    if _binds(signature, *args):
+        return guarded(target, doing, lambda: factory(*args))
+    if isinstance(factory, type):
+        advice = "give --input, the shape of one sample such as 3x224x224, or a function: MODULE:FACTORY"
+        raise BadTarget(target=target, problem=f"{name} is a class and needs arguments", advice=advice)
+    needed = [each.name for each in signature.parameters.values() if each.default is each.empty]
+    if batch is None and len(needed) == 1:
+        advice = f"give --batch 8, or the argument a default: def {name}({needed[0]}=8)"
+        raise BadTarget(target=target, problem=f"{name}() needs an argument {needed[0]}", advice=advice)
+    if batch is None:
+        problem, arguments = f"{name}() needs arguments {', '.join(needed)}; expected none", ""
+    elif signature.parameters:
+        problem, arguments = f"{name}{signature} cannot be called as {name}({batch})", "batch"
+    else:
+        problem, arguments = f"{name}() takes no batch size, and the command needs one", "batch"
+    shape = f"give a function such as: def {name}({arguments}): return model, sample"
+    raise BadTarget(target=target, problem=problem, advice=shape)
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called so."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _shape(target: str, text: str) -> tuple[int, ...]:

@@ -50,8 +50,8 @@ def _table(plans: "list[ShippedPlan]") -> "Table":
             f"{each.inputs}, {each.dtype}",
             format_nbytes(each.budget_nbytes),
             format_nbytes(each.unplanned_nbytes),
-            f"{each.overhead:+.1%}",
-            f"{each.lower_bound_overhead:+.1%}",
+            f"{each.overhead:+z.1%}",
+            f"{each.lower_bound_overhead:+z.1%}",
         )
         for each in plans
     )

@@ -152,7 +152,7 @@ class Demo:
         """Memory, time and planning of both runs."""
         one, two, plan = self.unplanned, self.planned, self.plan
         time_one, time_two = one.step_s, two.step_s
-        planned_time = f"{format_seconds(time_two)} ({time_two / time_one - 1:+.0%})"
+        planned_time = f"{format_seconds(time_two)} ({time_two / time_one - 1:+z.0%})"
         ops = len(self.graph.ops)
         repeats = len(plan.schedule.order) - ops
         solving_s = float(plan.solver_stats.get(PLANNING_S, 0.0))
@@ -166,9 +166,9 @@ class Demo:
             (
                 "recomputed",
                 "",
-                f"{repeats} runs in a step of {ops} ops, {plan.recomputed_overhead:+.1%} predicted",
+                f"{repeats} runs in a step of {ops} ops, {plan.recomputed_overhead:+z.1%} predicted",
             ),
-            ("lower bound", "", f"{plan.lower_bound_overhead:+.1%}"),
+            ("lower bound", "", f"{plan.lower_bound_overhead:+z.1%}"),
             ("losses", "", "identical" if all(a == b for a, b in self._losses) else "DIFFERENT"),
             ("weights at the end", "", "identical" if self.same_weights else "DIFFERENT"),
             ("time to plan", "", f"{format_seconds(self.built_s)}, solver {format_seconds(solving_s)}"),

@@ -40,8 +40,8 @@ class PlanSearch:
 
     def _report(self, progress: SolverProgress) -> None:
         time_s, bound_s = progress.time_s, progress.lower_bound_s
-        best = "no plan yet" if time_s is None else f"overhead {self._overhead(time_s):+.2%}"
-        known = f"{best}, bound {self._overhead(bound_s):+.2%}"
+        best = "no plan yet" if time_s is None else f"overhead {self._overhead(time_s):+z.2%}"
+        known = f"{best}, bound {self._overhead(bound_s):+z.2%}"
         if known != self._known or self.live:  # else a part of the solver ended without a gain
             self._known = known
             self.begin(f"planning by {progress.solver}: {known}")

@@ -36,6 +36,7 @@ from remat_solvers import (
     Deadline,
     Problem,
     Solution,
+    Status,
     compile_first,
     get_solver,
     min_budget,
@@ -366,7 +367,9 @@ class RecomputePlanner(StepPlanner):
         """
         if search.deadline.stopped:
             raise KeyboardInterrupt
-        search.begin(f"no schedule in {format_nbytes(budget_nbytes)}: searching for the smallest budget")
+        proven = solution.status is Status.INFEASIBLE
+        verdict = f"no schedule {'can fit' if proven else 'was found for'} {format_nbytes(budget_nbytes)}"
+        search.begin(f"{verdict}: searching for the smallest budget that works")
         find = min_budget if self.grads is Grads.NEW else min_present_budget
         smallest = find(graph, search.deadline)
         if smallest.nbytes > budget_nbytes:

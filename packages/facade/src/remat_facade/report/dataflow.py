@@ -16,6 +16,7 @@ from remat_facade.report.flows import LayerFlow, layer_flows
 from remat_facade.report.picture import WIDE, Frame, Look, headline, new_figure, png
 from remat_graph import Graph, Plan, format_nbytes
 from remat_graph.serialization.outputs import write_whole
+from remat_graph.units import format_change
 
 LINE, MARGIN = 0.26, 0.2
 """Inches of a line of a row, and between rows."""
@@ -76,7 +77,7 @@ def _finding(plan: Plan, rows: tuple[LayerFlow, ...]) -> tuple[str, str]:
     ]
     title = f"{plan.graph_name}: {', '.join(parts) or 'keeps nothing'}"
     about = "by layer, wider lines are more bytes; on the right, extra time of repeats"
-    return title, f"{about}  ·  budget {format_nbytes(plan.budget_nbytes)}, time {plan.overhead:+.1%}"
+    return title, f"{about}  ·  budget {format_nbytes(plan.budget_nbytes)}, time {plan.overhead:+z.1%}"
 
 
 def _canvas(figure: Figure, frame: Frame, height: float) -> Axes:
@@ -124,7 +125,7 @@ def _draw_row(
     first = top - MARGIN / 2 - (1.5 if look.narrow else 0.5) * LINE
     middle = first - (len(lines) - 1) * LINE / 2
     name = _shortened(row.layers) + (f"  \u00d7{row.of}" if row.of > 1 else "")
-    cost = f"{row.repeats_s / plan.noremat_time_s:+.2%}" if row.repeats_s and plan.noremat_time_s else ""
+    cost = format_change(row.repeats_s / plan.noremat_time_s) if plan.noremat_time_s else ""
     if look.narrow:
         at = first + LINE
         axes.text(left + 0.16, at, name, va="center", color=colours.ink, weight="bold", parse_math=False)

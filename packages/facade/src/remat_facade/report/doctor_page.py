@@ -9,9 +9,10 @@ import attrs
 from remat_facade.planning.planner import SOLVE_SHARE
 from remat_facade.report.doctor import Diagnosis, TimePart
 from remat_facade.report.held import WORKSPACE, held_by_layer, makers, repeats_by_layer
-from remat_facade.report.table import Table
+from remat_facade.report.table import Table, saved_by_time
 from remat_graph import Graph, Role, format_nbytes, format_seconds
 from remat_graph.budget import gradient_nbytes
+from remat_graph.units import format_change
 
 MOST_LAYERS, MOST_COSTLY, MOST_VALUES, MOST_PARTS = 8, 3, 5, 10
 """Rows: of layers, of those that are there for what they recompute, of values and of parts."""
@@ -73,14 +74,14 @@ def step_table(found: Diagnosis) -> Table:
         size("budget that was given", found.asked_nbytes),
         size("peak of the plan", plan.peak_nbytes),
         ("time of the unplanned step", format_seconds(plan.noremat_step_s), "", ""),
-        ("time with the plan", format_seconds(plan.time_s), f"{plan.overhead:+.2%}", ""),
+        ("time with the plan", format_seconds(plan.time_s), f"{plan.overhead:+z.2%}", ""),
         (
             "lower bound of that time",
             format_seconds(plan.lower_bound_s),
-            f"{plan.lower_bound_overhead:+.2%}",
+            f"{plan.lower_bound_overhead:+z.2%}",
             "",
         ),
-        ("ops run by the plan", f"{runs}", f"{runs / max(1, len(graph.ops)) - 1:+.1%}", ""),
+        ("ops run by the plan", f"{runs}", f"{runs / max(1, len(graph.ops)) - 1:+z.1%}", ""),
     )
     return Table(title=f"{graph.name}: the step", columns=("", "", "of unplanned", "as --budget"), rows=rows)
 
@@ -103,7 +104,7 @@ def memory_table(found: Diagnosis) -> Table:
         if not (count or any(sizes)):
             continue
         name = group[0] if len(group) == 1 else f"{len(group)} more"
-        cost = f"{seconds / base_s:+.2%}" if count and base_s else ""
+        cost = format_change(seconds / base_s) if base_s else ""
         rows.append((name, *map(_size, sizes), f"{count}" if count else "", cost))
     rows.append(("all", *(format_nbytes(moment.nbytes) for moment in moments), "", ""))
     note = (
@@ -233,9 +234,9 @@ def _about_time(found: Diagnosis) -> list[str]:
     if not found.searched:
         return said
     if plan.gap <= CLOSED and plan.overhead > 0:
-        said.append(f"the plan is within {plan.gap:.2%} of its lower bound: only a larger budget helps")
-    elif plan.deadline_hit:
-        said.append(f"the time limit ended the search: a longer --time-limit may save up to {plan.gap:.2%}")
+        said.append(f"the plan is within {CLOSED:.2%} of its lower bound: only a larger budget helps")
+    elif plan.deadline_hit and (gap := saved_by_time(plan)):
+        said.append(f"the time limit ended the search: a longer --time-limit may save up to {gap}")
     solving = [part for part in found.parts if part.bound_after_s is not None]
     solving_s = sum(part.seconds for part in solving)
     idle_s = sum(part.seconds for part in _after_the_last_gain(solving, CLOSED * plan.noremat_time_s))
@@ -262,4 +263,5 @@ def _change(before_s: float | None, after_s: float | None, base_s: float) -> str
     if before_s == after_s:
         return ""
     known = [s for s in (before_s, after_s) if s is not None]
-    return " to ".join(f"{s / base_s - 1:+.2%}" if base_s else format_seconds(s) for s in known)
+    shown = (f"{s / base_s - 1:+z.2%}" if base_s else format_seconds(s) for s in known)
+    return " to ".join(dict.fromkeys(shown))  # one figure, if they differ below its last digit

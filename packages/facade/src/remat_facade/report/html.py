@@ -39,13 +39,14 @@ th {{ font-weight: 500; color: var(--muted); text-align: right; }}
 th, td {{ padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--grid); }}
 td {{ text-align: right; white-space: nowrap; }}
 td:first-child, th:first-child {{ text-align: left; }}
-p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; }}
+/* As wide as its table, whose width a long note does not change. */
+p {{ color: var(--muted); margin: .5rem 0 0; font-size: .9rem; width: 0; min-width: 100%; }}
 .narrow {{ display: none; }}
 @media (max-width: 45rem) {{
   body {{ padding: .5rem; }}
   .wide {{ display: none; }}
   .narrow {{ display: block; }}
-  table {{ font-size: .75rem; }}
+  table, p {{ font-size: .75rem; }}
   th, td {{ padding-right: .5rem; }}
 }}
 </style>

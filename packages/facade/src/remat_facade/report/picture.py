@@ -127,7 +127,7 @@ def headline(figure: Figure, look: Look, title: str, subtitle: str) -> Frame:
         (subtitle, 10, 50 if look.narrow else 130, look.palette.muted, "normal"),
     ):
         # A line begins neither with a dot nor with a unit.
-        text = re.sub(r"(\d) (\w?i?B\b)", "\\1\u00a0\\2", text.replace("  ·  ", "\u00a0\u00a0·\u00a0 "))
+        text = re.sub(r"(\d) (\w?i?B\b|%)", "\\1\u00a0\\2", text.replace("  ·  ", "\u00a0\u00a0·\u00a0 "))
         for line in wrap(text, most):
             below += points * 1.35 / 72
             x, y = (0.14 if look.narrow else left) / look.width, 1 - below / figure.get_figheight()
@@ -152,9 +152,9 @@ def draw(graph: Graph, plan: Plan, look: Look = WIDE) -> Figure:
             figure,
             look,
             f"{plan.graph_name}: {format_nbytes(plan.peak_nbytes)} instead of "
-            f"{format_nbytes(plan.noremat_peak_nbytes)}, with {plan.overhead:+.1%} time",
+            f"{format_nbytes(plan.noremat_peak_nbytes)}, with {plan.overhead:+z.1%} time",
             f"budget {format_nbytes(plan.budget_nbytes)}  ·  {len(graph.ops)} ops, {len(planned.repeats)} "
-            f"repeats  ·  lower bound {plan.lower_bound_overhead:+.1%}  ·  solver {plan.solver}",
+            f"repeats  ·  lower bound {plan.lower_bound_overhead:+z.1%}  ·  solver {plan.solver}",
         )
         frame.top += 0.25  # the legend
         grid = figure.add_gridspec(2, 1, height_ratios=[3, 2], hspace=0.24, **frame.fractions())

@@ -340,4 +340,4 @@ def _share(nbytes: int, plan: Plan) -> str:
 
 
 def _times(seconds: float, base_s: float) -> str:
-    return f"{format_seconds(seconds)} ({seconds / base_s - 1:+.1%})" if base_s else format_seconds(seconds)
+    return f"{format_seconds(seconds)} ({seconds / base_s - 1:+z.1%})" if base_s else format_seconds(seconds)

@@ -8,6 +8,7 @@ import attrs
 from remat_facade.report.trace import repeated_targets
 from remat_graph import Grads, Graph, Plan, format_nbytes, format_seconds
 from remat_graph.layers.summary import OUTSIDE
+from remat_graph.units import format_change, in_brackets
 from remat_solvers import MaxBatch, MinBudget, Solution
 
 if TYPE_CHECKING:  # the module imports torch
@@ -104,7 +105,7 @@ def plan_table(plan: Plan) -> Table:
     runs = plan.schedule.order
     ops = len(set(runs))
     gradients, freed = format_nbytes(plan.gradient_nbytes), plan.grads is Grads.PRESENT
-    ways = f"{len(plan.switched)} ({plan.overhead - plan.recomputed_overhead:+.2%})"
+    ways = f"{len(plan.switched)}{in_brackets(plan.overhead - plan.recomputed_overhead)}"
     rows = (
         ("peak, allocator", format_nbytes(plan.noremat_peak_nbytes), format_nbytes(plan.peak_nbytes)),
         ("peak, tensors only", "", format_nbytes(plan.live_peak_nbytes)),
@@ -112,21 +113,27 @@ def plan_table(plan: Plan) -> Table:
         ("budget", "", format_nbytes(plan.budget_nbytes)),
         ("time of a step", format_seconds(plan.noremat_step_s), format_seconds(plan.time_s)),
         ("ops run", f"{ops}", f"{len(runs)}"),
-        ("recomputed", "", f"{format_seconds(plan.recomputed_s)} ({plan.recomputed_overhead:+.2%})"),
+        ("recomputed", "", f"{format_seconds(plan.recomputed_s)}{in_brackets(plan.recomputed_overhead)}"),
         *((("other ways to run ops", "", ways),) if plan.switched else ()),
-        ("lower bound", "", f"{plan.lower_bound_overhead:+.2%}, gap {plan.gap:.2%}"),
+        ("lower bound", "", f"{plan.lower_bound_overhead:+z.2%}, gap {plan.gap:.2%}"),
     )
     note = f"planned by {plan.solver}" + (f" for {plan.platform}" if plan.platform else "")
     if freed:
         note += "; for steps that find a .grad for every parameter"
     if plan.deadline_hit:
         ended = "Ctrl-C" if plan.solver_stats.get("interrupted") else "the time limit"
-        note += f"; {ended} ended the search: more time may save up to {plan.gap:.2%} of the step"
+        note += f"; {ended} ended the search"
+        note += f": more time may save up to {gap} of the step" if (gap := saved_by_time(plan)) else ""
     if plan.waits_for_host:
         note += f"; {plan.launch_note}"
     return Table(
         title=f"{plan.graph_name}, predicted", columns=("", "unplanned", "planned"), rows=rows, note=note
     )
+
+
+def saved_by_time(plan: Plan) -> str:
+    """What a longer search may save at most, as a percentage; empty if that rounds to nothing."""
+    return format_change(plan.gap).removeprefix("+")
 
 
 def fit_table(fit: "Fit") -> Table:
@@ -202,7 +209,7 @@ def ways_table(plan: Plan, most: int = 12) -> Table:
 
 def _cost(plan: Plan, seconds: float) -> str:
     """Seconds as a share of the unplanned step, if its times are known."""
-    return f"{seconds / plan.noremat_time_s:+.2%}" if plan.noremat_time_s else ""
+    return format_change(seconds / plan.noremat_time_s) if plan.noremat_time_s else ""
 
 
 def _signed(nbytes: int) -> str:

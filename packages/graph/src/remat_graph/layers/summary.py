@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from remat_graph.layers.recomputed import LayerGroup
 from remat_graph.layers.rounding import RoundingGroup
 from remat_graph.layers.ways import WayGroup
-from remat_graph.units import format_nbytes
+from remat_graph.units import format_nbytes, in_brackets
 
 OUTSIDE = "outside of submodules"
 """Name of the layer of ops that no submodule runs."""
@@ -61,4 +61,4 @@ def _saves(nbytes: int) -> str:
 
 
 def _cost(seconds: float, base_s: float) -> str:
-    return f" ({seconds / base_s:+.2%})" if base_s else ""
+    return in_brackets(seconds / base_s) if base_s else ""
