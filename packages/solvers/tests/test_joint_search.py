@@ -174,6 +174,7 @@ def test_all_off_is_planned_where_no_other_decision_is(seed: int, monkeypatch: p
 
     monkeypatch.setattr(solving._Decisions, "solve_decided", of_off_alone)
     monkeypatch.setattr(JointSearch, "quick", unplanned)
+    monkeypatch.setattr(JointSearch, "divide", lambda *_, deadline: None)
     monkeypatch.setattr(solving, "SMALL_OPS", 0)
     monkeypatch.setattr(solving, "smallest_peak", not_smaller)
     monkeypatch.setattr(solving, "budget_floor", floor)

@@ -25,6 +25,7 @@ from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.local_search.anneal import COLD, AnnealingWalk
 from remat_solvers.local_search.evict import evict
+from remat_solvers.local_search.halve import halve
 from remat_solvers.local_search.min_peak import COOL, ROUNDS, Descent, default_peak_moves
 from remat_solvers.local_search.polish import polish
 from remat_solvers.protocol import Deadline
@@ -151,6 +152,12 @@ class JointSearch:
         walk = AnnealingWalk(arrays, order, self.budget_nbytes, self.seed, FIRST_PRICE)
         reached = walk.reach(QUICK_MOVES, 1.0, 0.1, deadline)
         return order if reached is None else reached, walk.tried
+
+    def divide(self, *ones: DecidedOrder, deadline: Deadline) -> None:
+        """Divide and conquer for decisions of which nothing fits, side by side."""
+        tasks = [partial(halve, self.arrays(one.made), self.budget_nbytes) for one in ones]
+        for one, order in zip(ones, in_parallel(tasks, deadline), strict=True):
+            self.add(one.made, order, deadline)
 
     def take(self, schedule: Schedule, deadline: Deadline) -> None:
         """Add a schedule of the graph, such as the plan of a smaller budget."""

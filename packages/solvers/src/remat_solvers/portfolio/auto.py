@@ -3,12 +3,12 @@
 Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
 solvers of other packages, if requested; side by side interval DP, cuts at the boundary (`mincut`) and, if
-nothing fits yet, a short walk. Each start is polished. If no start fits, the search for the smallest peak
-runs. Then walks from the starts (`portfolio.walks`), and unless that is near the bound the coarse program,
-round by round while it is cheap and gains, whose solutions are also starts and often optimal; in parallel a
-few walks from the best plan, and then more while they gain. Where nothing fits, the coarse program comes
-earlier, since it may find the first schedule. A candidate counts only if the referee accepts it, and no
-schedule over the budget is returned.
+nothing fits yet, divide and conquer (`halve`) and a short walk. Each start is polished. If no start fits, the
+search for the smallest peak runs. Then walks from the starts (`portfolio.walks`), and unless that is near the
+bound the coarse program, round by round while it is cheap and gains, whose solutions are also starts and
+often optimal; in parallel a few walks from the best plan, and then more while they gain. Where nothing fits,
+the coarse program comes earlier, since it may find the first schedule. A candidate counts only if the referee
+accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -28,6 +28,7 @@ from remat_solvers.errors import warn, warn_of
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
 from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict, keep_only
+from remat_solvers.local_search.halve import halve
 from remat_solvers.local_search.min_peak import minimize_peak
 from remat_solvers.methods.interval_dp import plan
 from remat_solvers.methods.mincut import cheapest
@@ -171,6 +172,8 @@ class _Portfolio:
             "interval_dp": lambda within: plan(graph, arrays, budget, within),
             "mincut": lambda within: cheapest(arrays, bound, budget, CUTS, within)[0],
         }
+        if self.known.best is None:
+            parts["halve"] = partial(halve, arrays, budget)
         if self.known.best is None and starts and self.settings.moves != 0:
             parts["walk"] = partial(self.first, starts)
         found = self.attempt(**parts)

@@ -2,18 +2,18 @@
 
 Up to `MOST_COMBINED` switches: all combinations are candidates (`switching.each_combination`).
 
-More switches: cheap plans of all off, all on, one family on and one family off; short annealing of all off,
-and some that flips switches while it searches sequences (`local_search.joint`); the solver on all off,
-without a start, or on the best decision if that is better by more than solves differ, and at the same time on
-all off, or on a whole family if the bound of all off is no better than the best plan; and short annealing
-again, which flips switches of the best plan. So a choice does not lose to none. Whole families that may be
-better are planned by the solver as well: all of them on small graphs, on larger ones the two that are best
-after short annealing, if the best plan is far from the bound and they are behind it by no more than the
-solver has gained over annealing. Where nothing fits, the solver gets the decision that could
-need the least memory, then the one with the smallest peak, then all off. A solver that takes no `starts`
-plans all off, all on, one family on and one family off in the order of their bounds. The bound of the whole
-is that of the relaxed graph, raised by a round of its coarse program while the solver plans, or where the gap
-is wide the lowest of the bounds of several parts of the decisions.
+More switches: cheap plans of all off, all on, one family on and one family off, and where none fits divide
+and conquer; short annealing of all off, and some that flips switches while it searches sequences
+(`local_search.joint`); the solver on all off, without a start unless the gap is wide, or on the best decision
+if that is better by more than solves differ, and at the same time on all off, or on a whole family if the
+bound of all off is no better than the best plan; and short annealing again, which flips switches of the best
+plan. So a choice does not lose to none. Whole families that may be better are planned by the solver as well:
+all of them on small graphs, on larger ones the two that are best after short annealing, if the best plan is
+far from the bound and they are behind it by no more than the solver has gained over annealing. Where nothing
+fits, the solver gets the decision that could need the least memory, then the one with the smallest peak, then
+all off. A solver that takes no `starts` plans all off, all on, one family on and one family off in the order
+of their bounds. The bound of the whole is that of the relaxed graph, raised by a round of its coarse program
+while the solver plans, or where the gap is wide the lowest of the bounds of several parts of the decisions.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -56,7 +56,7 @@ WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
-FAR = 0.01  # a ratio of base time, between plan and bound
+FAR, TIGHT = 0.01, 0.1  # ratios of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs
 REACH = 1e-3  # a ratio of base time: how much further than the solver's gain it may be behind
 FAMILY_MOVES = 40_000  # of each annealing that chooses them, by start temperature and price
@@ -111,6 +111,11 @@ class _Decisions:
             return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
         self.report("bound")
         self.candidates(start)
+        if not (self.search.fitting or deadline.reached()):
+            smallest = self.search.smallest
+            likely = [one for one in self.search.found.values() if one is smallest or not one.made.on]
+            self.search.divide(*likely, deadline=deadline.share(QUICK_SHARE))
+            self.report("divide and conquer")
         if not (self.search.fitting or deadline.reached()):
             part = deadline.share(PEAK_SHARE)
             found = smallest_peak(
@@ -318,9 +323,11 @@ class _Decisions:
         """The solver's plan of one decision."""
         part = deadline.share(SOLVER_SHARE)
         part.on_progress = partial(report_part, deadline, self.best_s, self.lower_s, self.lower_s)
-        # All off starts from nothing, as a graph without switches does.
-        starts = () if afresh or not one.made.on else (tuple(one.order.tolist()),)
-        if not starts:
+        # All off starts from nothing, as a graph without switches does; but where the gap is wide a search
+        # from nothing ends above a plan that fits already.
+        known = not self.closed(TIGHT) and one.peak_nbytes <= self.budget_nbytes
+        starts = (tuple(one.order.tolist()),) if not afresh and (one.made.on or known) else ()
+        if not one.made.on or not starts:
             self.planned.add(one.made.on)
         # The bound of one decision bounds nothing else, so work that only raises it is lost.
         changed: dict[str, object] = {"starts": starts, "bound_gains": False}
