@@ -156,7 +156,7 @@ def _panels(figure: Figure, frame: Frame, down: int, across: int, entries: Itera
     frame.top += 0.34 + 0.21 * -(-len(handles) // columns)
     if narrow:
         down, across = down * across, 1
-    grid = figure.add_gridspec(down, across, hspace=0.75 if narrow else 0.5, wspace=0.24, **frame.fractions())
+    grid = figure.add_gridspec(down, across, hspace=0.95 if narrow else 0.5, wspace=0.24, **frame.fractions())
     panels = [figure.add_subplot(grid[row, column]) for row in range(down) for column in range(across)]
     for axes in panels:
         style_axes(axes, frame)

@@ -17,6 +17,9 @@ import remat_executor
 from remat_executor import allocator_peak
 from remat_executor.costs.cache import CostCache
 from remat_executor.guards.global_flags import global_flags
+from remat_executor.inspection import read_recorder
+from remat_executor.inspection.read_recorder import ReadRecorder
+from remat_executor.inspection.reads import EVERYTHING
 from remat_executor.memory import allocator
 from remat_executor.torch_private.profiler import profiler_running
 from remat_facade import Rockmate, limit_memory, planned, release
@@ -117,3 +120,26 @@ def test_every_line_of_reading_the_allocator() -> None:
         assert before == process_state()
     assert next(lines) > 20
     assert 32 == allocator_peak(lambda: torch.empty(8)).peak_nbytes
+
+
+def test_the_recorder_of_reads_leaves_no_class_changed() -> None:
+    """At each line until it records; later recordings see reads again."""
+    net = model()
+    kinds = {type(module) for module in net.modules()} | {nn.Module}
+    before = {kind: vars(kind).get("__getattribute__") for kind in kinds}
+    entered: list[int] = []
+    counter = Interrupt(10**9, (read_recorder.__file__,))
+
+    def record() -> ReadRecorder:
+        recorder = ReadRecorder()
+        with recorder.recording(net):
+            entered.append(10**9 - counter.left)
+            net[0].bias  # noqa: B018
+        return recorder
+
+    assert not counter.during(record)
+    assert entered[0] > 20
+    for line in range(1, entered[0] + 1):
+        assert Interrupt(line, (read_recorder.__file__,)).during(record), line
+        assert before == {kind: vars(kind).get("__getattribute__") for kind in kinds}, line
+        assert record().reads != EVERYTHING, line

@@ -87,13 +87,14 @@ def test_rounds_end_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eviction gives the trace order back, which does not fit."""
+    """Eviction and divide and conquer give the trace order back, which does not fit."""
 
     def trace(arrays: Any, *_: Any, **__: Any) -> Ints:
         return np.arange(len(arrays.backward), dtype=np.int64)
 
     monkeypatch.setattr(auto, "evict", trace)
     monkeypatch.setattr(auto, "keep_only", trace)
+    monkeypatch.setattr(auto, "halve", trace)
 
 
 def test_a_short_walk_comes_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

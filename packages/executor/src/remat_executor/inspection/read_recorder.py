@@ -59,20 +59,25 @@ class ReadRecorder:
     @context
     def recording(self, module: nn.Module) -> Generator[None, None, None]:
         """A context in which reads are recorded; `reads` has them at its end, also after an error."""
-        if not _ONE_AT_A_TIME.acquire(blocking=False):
-            yield
-            return
-        held = _held(module)
+        held: list[Any] = []  # nothing, and no kinds, where Ctrl-C comes first
+        kinds: list[type] = []
+        first = False
         try:
-            kinds = self._observe(dict.fromkeys(map(type, held)))
-            with before_compiled_calls(self._give_up):
+            first = _ONE_AT_A_TIME.acquire(blocking=False)
+            if first:
+                held = _held(module)
+                kinds = self._observe(dict.fromkeys(map(type, held)))
+                with before_compiled_calls(self._give_up):
+                    yield
+            else:
                 yield
         finally:
-            self._restore()
-            _ONE_AT_A_TIME.release()
-            if not self._stopped:
-                whole = {type(thing) for thing in held if id(_fields(thing)) in self._whole}
-                self.reads = Reads(frozenset(self._names), frozenset(kinds) - whole)
+            if first:
+                self._restore()
+                _ONE_AT_A_TIME.release()
+                if not self._stopped:
+                    whole = {type(thing) for thing in held if id(_fields(thing)) in self._whole}
+                    self.reads = Reads(frozenset(self._names), frozenset(kinds) - whole)
 
     def _give_up(self) -> None:
         """Stop before a compiled function runs: Dynamo must find the classes unchanged."""
@@ -82,7 +87,8 @@ class ReadRecorder:
     def _restore(self) -> None:
         for kind, before in self._changed.items():
             if before is None:
-                type.__delattr__(kind, _METHOD)
+                if _METHOD in vars(kind):  # not yet where Ctrl-C came right before
+                    type.__delattr__(kind, _METHOD)
             else:
                 type.__setattr__(kind, _METHOD, before)
         self._changed.clear()
@@ -97,11 +103,12 @@ class ReadRecorder:
             if place not in self._changed:
                 before = vars(place).get(_METHOD)
                 method = self._recording(place) if before is None else self._checking(before)
+                self._changed[place] = before  # noted first, so that Ctrl-C leaves no class changed
                 try:
                     type.__setattr__(place, _METHOD, method)
                 except TypeError:  # an immutable class
+                    del self._changed[place]
                     continue
-                self._changed[place] = before
             found.append(kind)
         return found
 
