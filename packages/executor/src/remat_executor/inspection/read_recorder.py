@@ -61,10 +61,10 @@ class ReadRecorder:
         """A context in which reads are recorded; `reads` has them at its end, also after an error."""
         held: list[Any] = []  # nothing, and no kinds, where Ctrl-C comes first
         kinds: list[type] = []
-        first = False
+        locked = False
         try:
-            first = _ONE_AT_A_TIME.acquire(blocking=False)
-            if first:
+            locked = _ONE_AT_A_TIME.acquire(blocking=False)
+            if locked:
                 held = _held(module)
                 kinds = self._observe(dict.fromkeys(map(type, held)))
                 with before_compiled_calls(self._give_up):
@@ -72,7 +72,7 @@ class ReadRecorder:
             else:
                 yield
         finally:
-            if first:
+            if locked:
                 self._restore()
                 _ONE_AT_A_TIME.release()
                 if not self._stopped:
