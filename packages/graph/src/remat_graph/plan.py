@@ -7,7 +7,6 @@ from operator import index
 from typing import Any
 
 import attrs
-import numpy as np
 
 from remat_graph.budget import gradient_nbytes
 from remat_graph.errors import FalseBound, OverBudget
@@ -52,7 +51,7 @@ def _plain(value: Any) -> Any:
         return _copy_stats(value)
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # not by its class: numpy would be loaded with every plan
         return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None

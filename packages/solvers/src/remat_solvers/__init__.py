@@ -1,5 +1,6 @@
 """Solvers that plan a training step inside a memory budget; one referee judges all results."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remat_solvers.errors import (
@@ -21,7 +22,13 @@ from remat_solvers.protocol import (
     judge,
     judge_schedule,
 )
-from remat_solvers.registry import about_solver, get_solver, solver_names, solver_parameters
+from remat_solvers.registry import (
+    about_solver,
+    check_solver_name,
+    get_solver,
+    solver_names,
+    solver_parameters,
+)
 from remat_solvers.solve import solve
 
 __version__ = "0.1.0"
@@ -65,6 +72,7 @@ __all__ = [
     "are_loops_compiled",
     "bounds_of",
     "budgets_of",
+    "check_solver_name",
     "compile_first",
     "compile_loops",
     "get_solver",
@@ -83,12 +91,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load the queries, which need numpy and the compiled parts, when one is first used."""
-    if name in __all__:
-        from remat_solvers import carrying, present_gradients, queries, switching
+_MODULES = {
+    "Carried": "carrying",
+    "min_present_budget": "present_gradients",
+    "solve_present": "present_gradients",
+    "are_loops_compiled": "switching",
+    "compile_first": "switching",
+    "compile_loops": "switching",
+    "solve_switches": "switching",
+}
+_OTHERS = "queries"
 
-        modules = (present_gradients, switching, queries, carrying)
-        found = next(module for module in modules if hasattr(module, name))
-        return getattr(found, name)
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a name, which needs numpy and the compiled parts, when the name is first used."""
+    if name in __all__:
+        module = import_module(f"{__name__}.{_MODULES.get(name, _OTHERS)}")
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from remat_graph import Graph, Plan
-from remat_solvers.queries import MinBudget
 from remat_solvers.running.stopping import interrupted
+
+if TYPE_CHECKING:  # it imports numpy
+    from remat_solvers.queries import MinBudget
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -25,9 +27,9 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in names} | counts
 
 
-def min_budget_facts(graph: Graph, found: MinBudget) -> dict[str, Any]:
+def min_budget_facts(graph: Graph, found: "MinBudget") -> dict[str, Any]:
     """The figures of a smallest budget by the names of its attributes, without its schedule."""
-    figures = {field.name: getattr(found, field.name) for field in attrs.fields(MinBudget)}
+    figures = {field.name: getattr(found, field.name) for field in attrs.fields(type(found))}
     del figures["schedule"]
     return {"graph_name": graph.name, **figures}
 

@@ -21,16 +21,24 @@ def solver_names() -> tuple[str, ...]:
     return tuple(sorted(_registered()))
 
 
+def check_solver_name(name: str) -> None:
+    """Check that a solver has this name, without loading it.
+
+    Raises:
+        UnknownSolver: no such name.
+    """
+    if name not in _registered():
+        raise UnknownSolver(name=name, known=solver_names())
+
+
 def solver_parameters(name: str) -> tuple[str, ...]:
     """Names of the parameters that a solver takes.
 
     Raises:
         UnknownSolver: no such name.
     """
-    points = _registered()
-    if name not in points:
-        raise UnknownSolver(name=name, known=solver_names())
-    return tuple(signature(points[name].load()).parameters)
+    check_solver_name(name)
+    return tuple(signature(_registered()[name].load()).parameters)
 
 
 def about_solver(name: str) -> str:
@@ -52,10 +60,8 @@ def get_solver(name: str, **parameters: object) -> Solver:
         UnknownSolver: no such name.
         BadParameter: the solver does not accept a parameter, or its value.
     """
-    points = _registered()
-    if name not in points:
-        raise UnknownSolver(name=name, known=solver_names())
-    factory = points[name].load()
+    check_solver_name(name)
+    factory = _registered()[name].load()
     try:
         solver: Solver = factory(**parameters)
     except (TypeError, ValueError) as error:

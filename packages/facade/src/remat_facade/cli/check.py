@@ -54,10 +54,10 @@ def check(
     method = choose_method(
         "auto", config, solver, seed, time_limit, ways, outputs=outputs, gradients=gradients
     )
-    check_method(method)
     if plan is not None and not is_pipe(plan):  # a pipe can be read once
         load_plan(plan)
     named = Target.parse(target, input, batch, dtype)
+    check_method(method)
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
             chosen: dict[str, Any] = {

@@ -7,7 +7,7 @@ from remat_facade.errors import BudgetAboveDevice, NothingLeft
 from remat_facade.planning.method import Method
 from remat_facade.planning.state_rules import rule_of
 from remat_graph import BadBudget, Budget, format_nbytes
-from remat_solvers import get_solver
+from remat_solvers import check_solver_name, get_solver
 
 
 def check_budget(budget: str) -> None:
@@ -52,6 +52,18 @@ def size_for(nbytes: int) -> str:
     return f"{-(-nbytes // scale)}{unit}"
 
 
+def methods_of(text: str) -> list[str]:
+    """The names of methods that a string lists, each once; no method is loaded.
+
+    Raises:
+        UnknownSolver: no solver has such a name.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        check_solver_name(name)
+    return names
+
+
 def check_method(method: Method, optimizer: str = "adamw") -> None:
     """Check the names of a solver and of an optimizer.
 
@@ -60,5 +72,5 @@ def check_method(method: Method, optimizer: str = "adamw") -> None:
         BadParameter: the solver does not accept these parameters.
         UnknownOptimizer: the size of the optimizer's states is unknown.
     """
-    get_solver(method.solver, **method.parameters)
     rule_of(optimizer)
+    get_solver(method.solver, **method.parameters)

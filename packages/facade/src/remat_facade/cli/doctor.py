@@ -36,8 +36,6 @@ def doctor(
     from remat_facade.cli.results import table_facts
     from remat_facade.cli.saved_or_model import SavedOrModel, is_saved
     from remat_facade.planning.method import choose_method
-    from remat_facade.report.doctor import Stopwatch, diagnose
-    from remat_facade.report.doctor_page import advice, doctor_tables
     from remat_graph import Budget
     from remat_graph.budget import check_unit_for
     from remat_solvers.facts import plan_facts
@@ -54,6 +52,9 @@ def doctor(
     check_method(method)
     with CommandOutput(as_json=json) as output:
         with progress(f"reading {target}") as update:
+            from remat_facade.report.doctor import Stopwatch, diagnose
+            from remat_facade.report.doctor_page import advice, doctor_tables
+
             watch = Stopwatch()
             step = attrs.evolve(step, ways=method.ways, outputs=method.outputs)
             graph, measured = _watched(step, watch, update)

@@ -37,14 +37,13 @@ def largest_batch(
     """Find the largest batch that trains."""
     from functools import partial
 
-    from remat_facade.cli.batch_search import BatchClock, Largest, at_most, largest
+    from remat_facade.cli.checks import methods_of
     from remat_facade.cli.output import CommandOutput
-    from remat_facade.cli.searches import EndedEarly, methods_of
+    from remat_facade.cli.searches import EndedEarly
     from remat_facade.cli.target import Target
     from remat_facade.entrypoints.model_budget import size_of
     from remat_facade.planning.state_rules import rule_of
     from remat_graph import find_platform
-    from remat_solvers import MaxBatch, max_batch, solve_present, solve_switches
 
     if (budget is None) == (device_memory is None):
         raise typer.BadParameter("give either --budget, the bytes of a step, or --device-memory")
@@ -54,10 +53,13 @@ def largest_batch(
     rule_of(optimizer)
     times = None if platform is None else find_platform(platform)
     named = Target.parse(target, input, dtype=dtype)
-    clock = BatchClock(time_limit)
-    solve = at_most(solve_present if gradients == "present" else solve_switches, clock)
     with CommandOutput(as_json=json) as output:
         with progress(f"loading {target}") as update:
+            from remat_facade.cli.batch_search import BatchClock, Largest, at_most, largest
+            from remat_solvers import MaxBatch, max_batch, solve_present, solve_switches
+
+            clock = BatchClock(time_limit)
+            solve = at_most(solve_present if gradients == "present" else solve_switches, clock)
             load = partial(named.load, meta=times is not None)
             nbytes, advice, note = size_nbytes, "raise --budget or --max-overhead", ""
             if device_memory is not None:

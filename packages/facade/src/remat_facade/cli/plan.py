@@ -78,8 +78,8 @@ def plan(
     check_device(budget, device_nbytes, estimated=times is not None and input is not None)
     chosen = {"outputs": outputs, "gradients": gradients}
     method = choose_method("auto", config, solver, seed, time_limit, ways, **chosen)
-    check_method(method, optimizer)
     named = Target.parse(target, input, batch, dtype)
+    check_method(method, optimizer)
     with CommandOutput(as_json=json) as output:
         loaded, planned = _planned(named, budget, method, optimizer, device_nbytes, times, zoo, output)
         graph, made, fit = planned

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import typer
 
 from remat_facade.cli.target import Target
 from remat_facade.errors import BadTarget
-from remat_facade.planning.planner import Progress
 from remat_graph import Graph, Platform, find_platform, load_graph
+
+if TYPE_CHECKING:  # it imports numpy
+    from remat_facade.planning.planner import Progress
 
 
 def is_saved(place: str, input: str | None) -> bool:
@@ -76,7 +78,7 @@ class SavedOrModel:
         """The name of the argument that it is."""
         return "GRAPH.json" if self.saved else "MODULE:FACTORY"
 
-    def load(self, update: Progress, stage: Stage | None = None) -> Graph:
+    def load(self, update: "Progress", stage: Stage | None = None) -> Graph:
         """Read the graph, or build the model and capture its step.
 
         Args:

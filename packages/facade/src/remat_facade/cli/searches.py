@@ -1,16 +1,13 @@
 """Searches of commands that keep what is known when Ctrl-C ends them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
-from remat_graph import Graph
-from remat_solvers import (
-    BudgetPoint,
-    bounds_of,
-    get_solver,
-    pareto,
-)
+if TYPE_CHECKING:  # an error of any command imports this module, and needs no numpy
+    from remat_graph import Graph
+    from remat_solvers import BudgetPoint
 
 
 class EndedEarly(Exception):
@@ -21,13 +18,13 @@ class EndedEarly(Exception):
 class Sweep:
     """Curves by the names of methods, and per budget a bound on the overhead."""
 
-    curves: Mapping[str, Sequence[BudgetPoint]]
+    curves: "Mapping[str, Sequence[BudgetPoint]]"
     bounds: Sequence[float]
     ended_early: bool = False
 
 
 def swept(
-    variants: Mapping[str, Graph],
+    variants: "Mapping[str, Graph]",
     solvers: Iterable[str],
     sizes: Sequence[int],
     seconds: float | None,
@@ -45,6 +42,8 @@ def swept(
     Raises:
         KeyboardInterrupt: no point is known yet.
     """
+    from remat_solvers import bounds_of, pareto
+
     curves: dict[str, list[BudgetPoint]] = {}
     whole = next(iter(variants.values()))
     try:
@@ -60,15 +59,3 @@ def swept(
             raise
         bounds = [point.solution.lower_bound_overhead for point in next(iter(curves.values()))]
         return Sweep(curves=curves, bounds=bounds, ended_early=True)
-
-
-def methods_of(text: str) -> list[str]:
-    """The names of methods that a string lists, each once.
-
-    Raises:
-        UnknownSolver: no solver has such a name.
-    """
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        get_solver(name)
-    return names

@@ -21,14 +21,17 @@ def solve(
     from remat_facade.cli.results import deliver
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.planning.method import choose_method
-    from remat_facade.planning.planner import RecomputePlanner
-    from remat_graph import load_graph
+    from remat_graph import Budget, load_graph
     from remat_graph.budget import check_unit_for
     from remat_graph.serialization.outputs import check_paths
     from remat_solvers.running.stopping import interrupted
 
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
     method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
+    Budget.parse(budget)  # before the planner is imported, and numpy with it
+
+    from remat_facade.planning.planner import RecomputePlanner
+
     planner = RecomputePlanner(budget=budget, method=method, grads=method.grads)
     planner.check()
     with CommandOutput(as_json=json) as output:

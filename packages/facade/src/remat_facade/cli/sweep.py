@@ -30,14 +30,13 @@ def sweep(
     json: options.JsonOption = False,
 ) -> None:
     """Compare methods over budgets."""
+    from remat_facade.cli.checks import methods_of
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.saved_or_model import SavedOrModel
-    from remat_facade.cli.searches import EndedEarly, methods_of, swept
-    from remat_facade.report import sweep_rows as report
+    from remat_facade.cli.searches import EndedEarly, swept
     from remat_graph import Budget, resolve_budget
     from remat_graph.budget import check_unit_for
     from remat_graph.serialization.outputs import check_paths
-    from remat_solvers import budgets_of
 
     step = SavedOrModel.parse(
         target, input=input, batch=batch, dtype=dtype, platform=platform, ways=ways, outputs=outputs
@@ -51,6 +50,9 @@ def sweep(
         Budget.parse(text)
     with CommandOutput(as_json=json) as output:
         with progress(f"reading {target}") as update:
+            from remat_facade.report import sweep_rows as report
+            from remat_solvers import budgets_of
+
             loaded = step.load(update)
             variants = report.ablations(loaded, no or ())
             if asked is None:

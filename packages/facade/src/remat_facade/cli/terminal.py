@@ -70,16 +70,21 @@ def say(line: str) -> None:
 
 def complain(line: str) -> None:
     """Print one line on stderr; line breaks become spaces, and a long line is shortened."""
-    from rich.console import Console
+    import sys
 
     line = " ".join(line.split())
     if len(line) > LONG:
         from remat_graph.errors import cut  # a mistyped word needs nothing of it
 
         line = cut(line)
-    with suppress(OSError):  # if stderr is closed, the exit code still reports the failure
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print(_text(console, f"remat: {line}"))
+    # Not through rich, whose import takes as long as all else here; it would break the line where it stands
+    # in for stderr, to show the progress.
+    stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    if stderr is None:  # closed before the program began: the exit code still reports the failure
+        return
+    with suppress(OSError):  # closed since
+        stderr.write(printable(f"remat: {line}\n", stderr.encoding or "utf-8"))
+        stderr.flush()
 
 
 def progress(first: str) -> "Context[Progress]":

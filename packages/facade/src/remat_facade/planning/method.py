@@ -9,7 +9,6 @@ from typing import Any, Literal
 import attrs
 
 from remat_facade.config.types import Config, OffmateConfig, StepConfig, config_types, generate_config
-from remat_facade.config.yaml_io import load_config
 from remat_facade.errors import BadConfig, MethodNotAvailable
 from remat_graph import Grads
 from remat_graph.errors import shown
@@ -57,7 +56,9 @@ class Method:
         own = {
             f.name: getattr(config, f.name) for f in attrs.fields(config.__class__) if f.name not in _COMMON
         }
-        parameters = own | (_seeded(config.seed) if "seed" in solver_parameters(config.type) else {})
+        # A solver is loaded only for a seed: it may import numpy.
+        seeded = config.seed and "seed" in solver_parameters(config.type)
+        parameters = own | (_seeded(config.seed) if seeded else {})
         step = {name: getattr(config, name) for name in _OF_STEP} if isinstance(config, StepConfig) else {}
         return cls(
             solver=config.type,
@@ -132,6 +133,8 @@ def as_config(config: Config | AnyPath) -> Config:
         raise BadConfig(field="config", problem=problem)
     looks_like_path = isinstance(config, PathLike) or Path(config).suffix or os.path.exists(config)
     if looks_like_path and config not in config_types():
+        from remat_facade.config.yaml_io import load_config  # imports yaml
+
         return load_config(Path(config))
     return generate_config(str(config))
 

@@ -9,10 +9,10 @@ from remat_facade.report.trace import repeated_targets
 from remat_graph import Grads, Graph, Plan, format_nbytes, format_seconds
 from remat_graph.layers.summary import OUTSIDE
 from remat_graph.units import format_change, in_brackets
-from remat_solvers import MaxBatch, MinBudget, Solution
 
-if TYPE_CHECKING:  # the module imports torch
+if TYPE_CHECKING:  # the first imports torch, the others numpy
     from remat_facade.planning.memory_fit import Fit
+    from remat_solvers import MaxBatch, MinBudget, Solution
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +26,7 @@ class Table:
     prose: bool = False  # whether the cells are prose instead of numbers
 
 
-def smallest_table(graph: Graph, found: MinBudget) -> Table:
+def smallest_table(graph: Graph, found: "MinBudget") -> Table:
     """The smallest budget found, and the bound below which no budget works."""
     rows = (
         ("smallest budget with a schedule", format_nbytes(found.nbytes), f"{found.nbytes}"),
@@ -46,7 +46,7 @@ def smallest_table(graph: Graph, found: MinBudget) -> Table:
 def batch_table(
     name: str,
     budget_nbytes: int,
-    found: Mapping[str, MaxBatch],
+    found: "Mapping[str, MaxBatch]",
     *,
     unplanned: object = None,
     out_of_time: Collection[str] = (),
@@ -66,10 +66,10 @@ def batch_table(
     def batch(method: str) -> str:
         return f"{'at least ' if method in out_of_time else ''}{found[method].batch}"
 
-    def row(head: str, cell: Callable[[MaxBatch], str]) -> tuple[str, ...]:
+    def row(head: str, cell: "Callable[[MaxBatch], str]") -> tuple[str, ...]:
         return (head, *(cell(each) for each in found.values()))
 
-    def of_plan(show: Callable[[Solution], str]) -> Callable[[MaxBatch], str]:
+    def of_plan(show: "Callable[[Solution], str]") -> "Callable[[MaxBatch], str]":
         return lambda each: "" if each.solution is None else show(each.solution)
 
     rows = (
@@ -86,7 +86,7 @@ def batch_table(
     return Table(title=name, columns=("", *heads), rows=shown, note=note)
 
 
-def batch_facts(found: Mapping[str, MaxBatch]) -> dict[str, dict[str, Any]]:
+def batch_facts(found: "Mapping[str, MaxBatch]") -> dict[str, dict[str, Any]]:
     """The largest batch by each method and the figures of its plan, for JSON."""
     return {
         name: {
