@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from remat_facade.cli.app import main
-from remat_facade.cli.batch_search import Unplanned
+from remat_facade.cli.batch_search import BatchClock, TimeUp, Unplanned
 from remat_facade.cli.terminal import show
 from remat_facade.report.table import Table
 from remat_graph import save_graph
@@ -191,6 +191,19 @@ def test_a_search_of_batches_that_ran_out_of_time(
         said = " ".join(out.split())
         assert "largest batch at least " in said
         assert "the time limit ended the search of auto: a larger batch may fit, or a faster" in said
+
+
+def test_no_size_begins_that_would_end_too_late() -> None:
+    """With 300 s left, none begins after one that took 700 s; one does where nothing fits yet."""
+    moments = iter([0.0, 0.0, 700.0, 700.0])
+    clock = BatchClock(1000.0, now=lambda: next(moments, 700.0))
+    clock.begin_size()
+    clock.end_size()
+    clock.begin_size()
+    clock.know()
+    clock.check()
+    with pytest.raises(TimeUp):
+        clock.begin_size()
 
 
 def test_no_batch_without_a_plan_is_known() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 
 import attrs
 
@@ -22,22 +23,25 @@ class BatchClock:
     """The time that the search for the largest batch by one method may take.
 
     Nothing else ends a search of many sizes: each is measured, which takes as long as some steps. The first
-    size has no limit but that of its plan.
+    size has no limit but that of its plan. No other begins in less time than the one before has taken, since
+    a capture cannot be ended.
 
     Args:
         limit_s: seconds for each method.
+        now: the clock.
 
     Attributes:
         cut: whether a plan was not found because the time was up.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, now: Callable[[], float] = monotonic) -> None:
+        self._limit_s, self._now, self._size_s, self._size_began_s = limit_s, now, 0.0, 0.0
         self.begin()
 
     def begin(self) -> None:
         """The search of a method begins."""
-        self._deadline, self._known, self.cut = Deadline(self._limit_s), False, False
+        self._deadline = Deadline(self._limit_s, clock=self._now)
+        self._known = self.cut = False
 
     def know(self) -> None:
         """A size is known to fit, so there is a result."""
@@ -47,6 +51,16 @@ class BatchClock:
         """Raise `TimeUp` if there is a result and no time left."""
         if self._known and self._deadline.reached():
             raise TimeUp
+
+    def begin_size(self) -> None:
+        """Raise `TimeUp` if there is a result and too little time left to capture and measure a size."""
+        if self._known and self._deadline.remaining_s < self._size_s:
+            raise TimeUp
+        self._size_began_s = self._now()
+
+    def end_size(self) -> None:
+        """A size has been captured and measured."""
+        self._size_s = self._now() - self._size_began_s
 
     @property
     def left_s(self) -> float:

@@ -144,9 +144,10 @@ def _graphs(
 
     @cache
     def captured(batch: int) -> "Graph":
-        clock.check()
+        clock.begin_size()
         update(f"batch {batch}: capturing")
         graph = graph_of(load(batch), on_progress=clock.check, **given)
+        clock.end_size()
         peaks[batch] = noremat_peak_nbytes(graph)
         update(f"batch {batch}: planning {len(graph.ops)} ops")
         return graph
