@@ -29,6 +29,7 @@ PACKAGES = Path(__file__).resolve().parents[2] / "packages"
                 "torch_private/inductor.py",
                 "torch_private/lookup.py",
                 "remat_facade/__init__.py",
+                "remat_solvers/__init__.py",
             },
         ),
     ],
