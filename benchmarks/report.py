@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import report_offload, report_pictures, report_planning, report_ways
+from benchmarks import report_offload, report_pictures, report_planning, report_summary, report_ways
 from benchmarks.page_pictures import shown
 from benchmarks.report_parts import filled, made_with, mib, percent, table
 
@@ -467,7 +467,7 @@ def main() -> int:
         if path.stem not in known
     }
     for page, (head, sections) in PAGES.items():
-        lines = [head]
+        lines = [head, *(report_summary.summary(RESULTS) if page == "results" else ())]
         for name, section in {**sections, **(devices if page == "benchmarks" else {})}.items():
             path = RESULTS / f"{name}.json"
             if path.exists():

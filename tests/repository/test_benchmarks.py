@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_first, report, report_pictures
+from benchmarks import gpu_first, report, report_pictures, report_summary
 from benchmarks.first_contact import processes
 from benchmarks.first_contact.rows import Findings, Row, Setting
 from remat_facade.report.picture import Look
@@ -22,7 +22,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HELPERS = {
     *("child", "device_steps", "gallery_files", "offload_ways", "page_pictures", "peer_models"),
     *("planning_curves", "planning_models", "record"),
-    *("report", "report_offload", "report_parts", "report_pictures", "report_planning", "report_ways"),
+    *("report", "report_offload", "report_parts", "report_pictures", "report_planning", "report_summary"),
+    "report_ways",
 }
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
@@ -51,6 +52,8 @@ def test_each_explains_itself() -> None:
 def test_the_pages_show_the_committed_results(page: str) -> None:
     """As `benchmarks/report.py` writes them."""
     shown = (BENCHMARKS.parent / "docs" / f"{page}.md").read_text()
+    if page == "results":
+        assert "\n".join(report_summary.summary(report.RESULTS)) in shown
     for name, section in report.PAGES[page][1].items():
         path = report.RESULTS / f"{name}.json"
         if path.exists():
