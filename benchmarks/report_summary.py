@@ -27,6 +27,7 @@ def summary(results: Path) -> Iterator[str]:
     runs = [row for name in ("exact", "exact_parts", "exact_ddp") for row in rows_of(name)]
     solves = rows_of("solvers") + rows_of("solvers_others")
     yield "## In short\n"
+    yield "Training steps of small models on a CPU, and plans of graphs of large ones; all rows are below.\n"
     yield from table(
         ["question", "answer"], [*_of_runs(runs), *_of_costs(rows_of("exact")), *_of_solves(solves)]
     )
