@@ -72,7 +72,7 @@ SHOW = ["show", "plan.json", "--graph", "graph.json"]
         ([*SHOW, "--matrix", "new", "--html", "new"], ("--html", "--matrix")),
         ([*SHOW, "--html", "plan.json"], ("--html", "PLAN")),
         ([*SHOW, "--snapshot", "new", "--trace", "new"], ("--trace", "--snapshot")),
-        ([*SHOW, "--dataflow", "graph.json"], ("--dataflow", "--graph")),
+        ([*SHOW, "--dataflow", "new", "--trace", "new"], ("--trace", "--dataflow")),
         ([*SHOW, "--html", "graph.json"], ("--html", "--graph")),
     ],
 )

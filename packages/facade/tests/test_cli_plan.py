@@ -143,7 +143,7 @@ def test_other_words_are_one_line(words: list[str], said: str, capsys: pytest.Ca
         ("user_factories:", "MODULE:FACTORY"),
         (":pair", "MODULE:FACTORY"),
         ("user_factories.py:piar", "it has"),
-        ("user_factories.py:constant", "no function constant"),
+        ("user_factories.py:constant", "constant in user_factories.py is an object of type int"),
         ("nowhere.py:pair", "no such file nowhere.py"),
         ("nowhere_at_all:pair", "No module named"),
         ("user_factories.py:alone", "expected (model, sample)"),

@@ -127,6 +127,18 @@ def test_a_plan_is_shown_in_other_viewers(tmp_path: Path, capsys: pytest.Capture
     assert main(["show", str(plan), "--trace", str(trace)]) == 2
 
 
+@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("PDF", b"%PDF"), ("", b"\x89PNG")])
+def test_a_picture_is_of_the_format_that_its_name_ends_with(
+    ending: str, begins: bytes, tmp_path: Path
+) -> None:
+    """PNG without an ending, as `--png /dev/stdout` is."""
+    plan, drawn = tmp_path / "plan.json", [tmp_path / f"{i}.{ending}".rstrip(".") for i in range(3)]
+    assert solve(UNET, "--budget", "100%", "--solver", "noremat", "--plan-out", plan) == 0
+    words = ["--graph", str(UNET), "--png", str(drawn[0]), "--matrix", str(drawn[1])]
+    assert main(["show", str(plan), *words, "--dataflow", str(drawn[2])]) == 0
+    assert [True] * 3 == [path.read_bytes().startswith(begins) for path in drawn]
+
+
 def test_a_plan_is_told_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a graph whose ops know their layers: with the graph, from the plan alone, and as the binding op."""
     graph = load_graph(UNET)

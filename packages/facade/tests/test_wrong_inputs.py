@@ -67,6 +67,14 @@ def small():
 
 def number():
     return 3, torch.randn(2, 4)
+
+four = 4
+
+async def later():
+    return make()
+
+def images():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
 """
 
 # Words of the command, and what the line must name: what came, or what to do.
@@ -84,6 +92,23 @@ WITHOUT_TORCH = [
     (["solve", UNET, "--budget", "nan%"], "give whole bytes such as"),
     (["solve", UNET, "--budget", "40"], 'it would be 40 B; did you mean "40%" or "40GiB"?'),
     (["solve", UNET, "--budget", "2.5"], "is not a whole number of bytes; give whole bytes"),
+    (["solve", UNET, "--budget", "0.4"], 'is not a whole number of bytes; did you mean "40%"?'),
+    (["solve", UNET, "--budget", "2 g"], "'g' is not a unit; did you mean \"2GiB\"?"),
+    (["solve", ".", "--budget", "40%"], "cannot be read (Is a directory): check the path"),
+    (["solve", UNET, "--budget", "40%", "--plan-out", "train.py"], "a .py file may be your code, settings"),
+    (["solve", UNET, "--budget", "40%", "--seed", "9" * 20], "0 or more, below 2^63, got 9"),
+    (["sweep", UNET, "--png", "curves.txt"], "ends with one of .png, .svg, .pdf"),
+    (["demo", "--out", "wrong.json"], "wrong.json is a file: name a folder"),
+    (
+        ["max-batch", "wrong.py:needs", "--budget", "1GiB", "--max-overhead", "much"],
+        "a percentage such as 30%",
+    ),
+    (["max-batch", "wrong.py:needs", "--budget", "1GiB", "--max-overhead", "-3%"], "got '-3%'"),
+    (["plan", "wrong.py::make", "--budget", "50%"], "has more than one colon; expected MODULE:FACTORY"),
+    (
+        ["plan", "openai-community/gpt2", "--input", "128", "--budget", "50%"],
+        "for a model of a hub name its class, such as transformers.GPT2LMHeadModel",
+    ),
     (["solve", UNET, "--budget", "40%", "--solver", "mincutt"], "did you mean 'mincut'"),
     (["solve", UNET, "--budget", "40%", "--config", "chekmate"], "did you mean checkmate?"),
     (
@@ -249,7 +274,29 @@ WITH_TORCH = [
     ),
     (["plan", "wrong.py:of_three", "--budget", "50%"], "returned 4 values; expected (model, sample)"),
     (["plan", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
-    (["plan", "wrong.py:model", "--input", "5", "--budget", "50%"], "with inputs of shape (1, 5)"),
+    (
+        ["plan", "wrong.py:model", "--input", "5", "--budget", "50%"],
+        "Linear accepts no input of shape (1, 5): it",
+    ),
+    (
+        ["plan", "wrong.py:images", "--input", "8x8x3", "--budget", "50%", "--platform", "h100"],
+        "Sequential accepts no input of shape (1, 8, 8, 3): it raised RuntimeError: ",
+    ),
+    (
+        ["max-batch", "wrong.py:images", "--input", "8x8x3", "--budget", "1GiB", "--platform", "h100"],
+        "give another --input, or a function that returns",
+    ),
+    (["plan", "wrong.py:four", "--budget", "50%"], "four in wrong.py is an object of type int; expected"),
+    (["plan", "wrong.py:later", "--budget", "50%"], "later in wrong.py is an async function; expected"),
+    (["plan", "torch.optim.SGD", "--input", "4", "--budget", "50%"], "SGD is not a class of models, such as"),
+    (
+        ["plan", "torch.nn.functional.relu", "--input", "4", "--budget", "50%"],
+        "relu needs arguments: input; give a function of yours",
+    ),
+    (
+        ["plan", "wrong.py:needs", "--batch", "99999999", "--budget", "50%"],
+        "use a smaller model or --batch",
+    ),
     (["check", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
     (["check", "wrong.py:locked", "--budget", "50%"], "copying the model raised TypeError: cannot pickle"),
     (["plan", "wrong.py:pieces", "--budget", "50%"], "a ModuleList has no forward, so a limit would bound"),

@@ -30,6 +30,9 @@ _SCALES: dict[str, int] = {
     for power, unit in enumerate(units)
 }
 
+_PREFIXES = tuple("kmgtpe")
+"""Units without their B, as other programs read them."""
+
 _AMOUNT = re.compile(
     r"([+-]?[\d_]*\.?\d+|[+-]?\d[\d_]*\.?)(?:e([+-]?\d{1,2}))?\s*([a-z%]*)", re.IGNORECASE | re.ASCII
 )
@@ -48,7 +51,7 @@ def parse_nbytes(amount: BudgetLike) -> int:
         number, unit, text = _split(amount)
         if unit == "%":
             raise BadBudget(budget=text, problem="a percentage is not a number of bytes")
-        return _as_nbytes(number, unit, text)
+        return _as_nbytes(number, unit, text, share=False)
     except BadBudget as error:
         raise attrs.evolve(error, share=False) from None
 
@@ -195,7 +198,9 @@ def _split(amount: object) -> tuple[float | int, str, str]:
             raise BadBudget(budget=came, problem="is neither a size nor a percentage")
         digits, exponent, unit = match.group(1).replace("_", ""), match.group(2), match.group(3).lower()
         if unit not in _SCALES and unit not in ("", "%"):
-            raise BadBudget(budget=came, problem=f"{shown(match.group(3))} is not a unit")
+            problem = f"{shown(match.group(3))} is not a unit"
+            meant = f'"{match.group(0)[: -len(unit)].strip()}{unit.upper()}iB"' if unit in _PREFIXES else ""
+            raise BadBudget(budget=came, problem=problem, meant=meant)
         if exponent is None and "." not in digits and len(digits) < 30:
             return int(digits), unit, came
         return _finite(float(digits + ("" if exponent is None else f"e{exponent}")), came), unit, came
@@ -224,11 +229,13 @@ def _finite(number: float, text: str) -> float:
     return number
 
 
-def _as_nbytes(number: float | int, unit: str, text: str) -> int:
+def _as_nbytes(number: float | int, unit: str, text: str, *, share: bool = True) -> int:
     if number < 0:
         raise BadBudget(budget=text, problem="is negative")
     if not unit and number != int(number):
-        raise BadBudget(budget=text, problem="is not a whole number of bytes")
+        # Of what is a share, a share is meant; sizes do not take one.
+        meant = f'"{100 * number:g}%"' if 0 < number < 1 and share else ""
+        raise BadBudget(budget=text, problem="is not a whole number of bytes", meant=meant)
     scale: int = _SCALES[unit or "b"]
     nbytes = math.floor(number * scale)
     if nbytes >= 2**63:

@@ -28,6 +28,8 @@ def demo(
     from remat_graph.serialization.outputs import check_paths
 
     check_budget(budget)
+    if out.is_file():
+        raise typer.BadParameter(f"--out {out} is a file: name a folder")
     check_paths({"--out": out / "plan.json"})
     with CommandOutput(as_json=json) as output:
         with progress("importing torch") as update:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from remat_facade.cli.batch_search import BatchClock, Largest
     from remat_facade.cli.output import CommandOutput
+    from remat_facade.planning.memory_fit import Fit
     from remat_facade.planning.planner import Progress
     from remat_graph import Graph
 
@@ -24,7 +25,9 @@ def largest_batch(
     input: options.InputOption = None,
     dtype: options.DtypeOption = None,
     solvers: options.SolversOption = "auto",
-    max_overhead: Annotated[float, typer.Option(min=0.0, help="Most extra time: 0.3 is 30 %.")] = 1.0,
+    max_overhead: Annotated[
+        float, typer.Option(metavar="RATIO", parser=options.ratio, help="Most extra time: 0.3 or 30%.")
+    ] = 1.0,
     first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
     platform: options.PlatformOption = None,
     optimizer: options.OptimizerOption = "adamw",
@@ -63,7 +66,8 @@ def largest_batch(
             load = partial(named.load, meta=times is not None)
             nbytes, advice, note = size_nbytes, "raise --budget or --max-overhead", ""
             if device_memory is not None:
-                nbytes, advice, note = _left_of(load(first), size_nbytes, optimizer)
+                nbytes, advice, note, fit = _left_of(load(first), size_nbytes, optimizer)
+                output.facts |= {"device_nbytes": size_nbytes, "fit": fit}
             graph_of, peaks = _graphs(load, update, clock, platform=times, ways=ways, outputs=outputs)
             search = partial(max_batch, graph_of, nbytes, max_overhead=max_overhead, first=first, solve=solve)
             nothing = {name: MaxBatch(batch=0, solution=None, refused=first) for name in names}
@@ -75,7 +79,8 @@ def largest_batch(
     if made.interrupted:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in made.found.values()):
-        complain(f"a batch of {first} does not fit: {advice}")
+        smaller = "lower --first, or " if first > 1 else ""
+        complain(f"a batch of {first} does not fit: {smaller}{advice}")
         raise typer.Exit(DOES_NOT_FIT)
 
 
@@ -106,7 +111,9 @@ def _more(late: "Sequence[str]", measured: bool) -> str:
     return f"{ended}: a larger batch may fit, or a faster plan; raise --time-limit{advice}"
 
 
-def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -> tuple[int, str, str]:
+def _left_of(
+    loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str
+) -> "tuple[int, str, str, Fit | None]":
     """Bytes of a device that remain for a step, or 0; what to say if no batch fits; what the device holds."""
     from remat_facade.entrypoints.inputs import check_model
     from remat_facade.errors import NothingLeft
@@ -117,11 +124,11 @@ def _left_of(loaded: tuple[Any, Any, Any], device_nbytes: int, optimizer: str) -
     try:
         nbytes = budget_on(loaded[0], optimizer, device_nbytes)
     except NothingLeft as error:
-        return 0, f"{error.problem}; {SMALLER}", ""
+        return 0, f"{error.problem}; {SMALLER}", "", None
     fit = fit_of(loaded[0], nbytes, optimizer, device=device, device_nbytes=device_nbytes)
     free = "" if fit.left_nbytes is None else f", {format_nbytes(fit.left_nbytes)} kept free"
     note = f"{format_nbytes(device_nbytes)} less {fit.parts()}{free}"
-    return nbytes, "raise --device-memory or --max-overhead", note
+    return nbytes, "raise --device-memory or --max-overhead", note, fit
 
 
 def _graphs(

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from remat_executor.torch_private.tensors import is_out_of_memory
 from remat_facade.errors import BadTarget
-from remat_graph.errors import shown
+from remat_graph.errors import shown, text_of
 
 _NO_WEIGHTS: Mapping[str, Any] = {"weights": None, "weights_backbone": None, "pretrained": False}
 """The arguments by which torchvision and timm download weights, and the values that forbid it."""
@@ -100,6 +101,7 @@ def built(
         BadTarget: the function does not return a model.
     """
     with torch.device("meta") if meta else contextlib.nullcontext():
+        _check_builds_models(name, factory)
         model = _model(factory)
         if not isinstance(model, nn.Module):
             problem = f"it returned {shown(type(model).__name__)}; with --input it must return a model"
@@ -115,7 +117,31 @@ def built(
         model, args, kwargs = converted((model, args, kwargs), dtype)
         if tokens is not None and hasattr(model, "config") and _learns_language(model):
             return model, args, kwargs | {"labels": tokens}
-        return _with_loss(model, args, kwargs)
+        return _with_loss(name, model, args, kwargs)
+
+
+def _check_builds_models(name: str, factory: Callable[..., Any]) -> None:
+    """Refuse what cannot build a model without arguments.
+
+    Raises:
+        BadTarget: it is a class of something else, or needs arguments.
+    """
+    kind, advice = getattr(factory, "__name__", "it"), "give a function of yours instead: MODULE:FACTORY"
+    if isinstance(factory, type) and not issubclass(factory, nn.Module):
+        such = "torchvision.models.resnet50 or transformers.GPT2LMHeadModel"
+        raise BadTarget(
+            target=name, problem=f"{kind} is not a class of models, such as {such}", advice=advice
+        )
+    if getattr(factory, "config_class", None) is not None:
+        return
+    try:
+        known = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # of a builtin
+        return
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in known if each.default is each.empty and each.kind not in fixed]
+    if needed:
+        raise BadTarget(target=name, problem=f"{kind} needs arguments: {', '.join(needed)}", advice=advice)
 
 
 def converted(loaded: Call, dtype: str | None) -> Call:
@@ -187,13 +213,27 @@ def _first_layer(model: nn.Module) -> nn.Module | None:
     return next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
 
 
-def _with_loss(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The model with a loss, and the call with a target; its class has the model's name, which plans show."""
+def _with_loss(name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The model with a loss, and the call with a target; its class has the model's name, which plans show.
+
+    Raises:
+        BadTarget: the model does not accept the inputs.
+    """
     named: type[WithLoss] = type(type(model).__name__, (WithLoss,), {})
     try:
         place, output = _first_output(_returned(model, args, kwargs))
-    except Exception:  # noqa: BLE001 - the code is the user's; capture reports what is wrong with the call
-        return named(model, None), args, kwargs
+    except Exception as error:
+        # Outputs without a number, and what needs values or memory: capture says what is wrong with them.
+        known = isinstance(error, StopIteration) or is_out_of_memory(error)
+        if known or (any(each.is_meta for _, each in _tensors(model)) and _needs_values(error)):
+            return named(model, None), args, kwargs
+        shapes = ", ".join(f"{tuple(each.shape)}" for each in (*args, *kwargs.values()))
+        problem = (
+            f"{type(model).__name__} accepts no input of shape {shapes}: it raised {type(error).__name__}: "
+            f"{text_of(error).partition(chr(10))[0]}"
+        )
+        advice = "give another --input, or a function that returns the model and its sample: MODULE:FACTORY"
+        raise BadTarget(target=name, problem=problem, advice=advice) from error
     if output.dim() == 2:
         loss, target = Loss(name="cross_entropy", place=place), torch.zeros(len(output), dtype=torch.int64)
     else:
@@ -211,6 +251,13 @@ def _returned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 return torch.func.functional_call(model, tensors, *inputs)
         except Exception:  # noqa: BLE001 - whatever the user's code raises on the meta device
             return model(*args, **kwargs)
+
+
+def _needs_values(error: Exception) -> bool:
+    """Whether a forward on the meta device may work where tensors have values."""
+    if not isinstance(error, RuntimeError) or isinstance(error, NotImplementedError):
+        return True
+    return "meta" in text_of(error)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

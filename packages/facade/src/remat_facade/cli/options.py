@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +18,20 @@ def seconds(given: float | None) -> float | None:
     return given
 
 
+def ratio(given: str) -> float:
+    """A number of at least 0, such as 0.3, or a percentage: 30%."""
+    number, percent, after = str(given).strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if after or not 0 <= value < math.inf:
+        raise typer.BadParameter(
+            f"expected a ratio such as 0.3, or a percentage such as 30%, got {given!r:.40}"
+        )
+    return value
+
+
 def saved_graph(given: Path | None) -> Path | None:
     """Refuse a model where a command reads a saved graph."""
     return _saved(given, "graph")
@@ -25,6 +40,15 @@ def saved_graph(given: Path | None) -> Path | None:
 def saved_plan(given: Path | None) -> Path | None:
     """Refuse a model where a command reads a saved plan."""
     return _saved(given, "plan")
+
+
+def picture(given: Path | None) -> Path | None:
+    """Refuse the name of a file that is no picture, before long work."""
+    from remat_facade.report.picture_file import format_of
+
+    if given is not None:
+        format_of(given)
+    return given
 
 
 def _saved(given: Path | None, word: str) -> Path | None:

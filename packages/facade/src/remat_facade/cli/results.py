@@ -32,8 +32,10 @@ def draw(output: CommandOutput, graph: Graph, made: Plan, places: Mapping[str, P
     from remat_facade.report.matrix import draw_matrix
     from remat_facade.report.snapshot import write_snapshot
 
-    output.write(places["--png"], lambda: picture.png(picture.draw(graph, made)))
-    output.write(places["--matrix"], lambda: picture.png(draw_matrix(graph, made)))
+    for name, figure in (("--png", picture.draw), ("--matrix", draw_matrix)):
+        path = places[name]
+        if path is not None:
+            output.write(path, partial(_image, figure, graph, made, path))
     output.write(places["--html"], lambda: page(graph, made))
     for name, write in (
         ("--dataflow", write_dataflow),
@@ -41,6 +43,12 @@ def draw(output: CommandOutput, graph: Graph, made: Plan, places: Mapping[str, P
         ("--trace", write_trace),
     ):
         output.save(places[name], partial(_written, write, graph, made))
+
+
+def _image(figure: Callable[[Graph, Plan], Any], graph: Graph, made: Plan, path: Path) -> bytes:
+    from remat_facade.report.picture import image
+
+    return image(figure(graph, made), path)
 
 
 def _written(write: Callable[[Path, Graph, Plan], Path], graph: Graph, made: Plan, path: Path) -> None:

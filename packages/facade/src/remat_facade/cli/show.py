@@ -21,17 +21,32 @@ def show(
             metavar="FILE", help="Its graph, of `remat plan --graph-out`.", callback=options.saved_graph
         ),
     ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw memory over time.")] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw memory over time, as PNG, SVG or PDF by the name's ending.",
+            callback=options.picture,
+        ),
+    ] = None,
     matrix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw which ops run and which values are live per stage."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw which ops run and which values are live per stage.",
+            callback=options.picture,
+        ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the pictures and the tables as one HTML page.")
     ] = None,
     dataflow: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw what is kept, recomputed and moved, by layer."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw what is kept, recomputed and moved, by layer.",
+            callback=options.picture,
+        ),
     ] = None,
     snapshot: Annotated[
         Path | None,

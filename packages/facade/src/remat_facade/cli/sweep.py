@@ -26,7 +26,14 @@ def sweep(
     outputs: options.OutputsOption = None,
     time_limit: options.TimeLimitOption = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as CSV.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a curve for each method.")] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw a curve for each method, as PNG, SVG or PDF by the name's ending.",
+            callback=options.picture,
+        ),
+    ] = None,
     json: options.JsonOption = False,
 ) -> None:
     """Compare methods over budgets."""
@@ -66,13 +73,13 @@ def sweep(
         output.facts |= {"graph_name": loaded.name, **report.sweep_facts(found.curves, found.bounds)}
         output.show(report.sweep_table(loaded, found.curves, found.bounds))
         output.write(csv, lambda: report.sweep_csv(found.curves, found.bounds))
-        output.write(png, lambda: _drawn(loaded, found.curves, found.bounds))
+        output.write(png, lambda: _drawn(loaded, found.curves, found.bounds, png))
     if found.ended_early:
         raise EndedEarly("these are the plans until then, with their bounds")
 
 
 def _drawn(*swept: Any) -> bytes:
     """The picture; nothing else of the command needs matplotlib."""
-    from remat_facade.report.sweep import sweep_png
+    from remat_facade.report.sweep import sweep_image
 
-    return sweep_png(*swept)
+    return sweep_image(*swept)

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,10 @@ from remat_graph.errors import text_of
 MOST_NAMES = 12  # of a module, in an error
 FAR_BUT_NEAREST = 0.3  # similarity of names that are shown where none is close
 MOST_SIZE, MOST_DIGITS = 2**31, 10  # of one dimension
+
+_MISSING = object()
+_TOO_LARGE = re.compile(r"can't allocate memory|out of memory")  # what torch raises
+_OWN_FUNCTION = "name a model that is built without arguments, or give a function of yours: MODULE:FACTORY"
 
 _WITH_TORCHVISION = frozenset({"torchvision", "transformers", "timm"})  # they import torchvision
 
@@ -90,11 +95,15 @@ class Target:
             import_torchvision()
         module = guarded(self.name, "importing it", lambda: _module(self.name, place))
         # A lazy module, such as transformers, imports at this point.
-        factory = guarded(self.name, f"importing {name}", lambda: getattr(module, name, None))
-        if not callable(factory):
+        factory = guarded(self.name, f"importing {name}", lambda: getattr(module, name, _MISSING))
+        if factory is _MISSING:
             raise BadTarget(
                 target=self.name, problem=f"{place} has no function {name}; {_names(module, name)}"
             )
+        if not callable(factory) or inspect.iscoroutinefunction(factory):
+            kind = "an async function" if callable(factory) else f"an object of type {type(factory).__name__}"
+            problem = f"{name} in {place} is {kind}; expected a function that returns (model, sample)"
+            raise BadTarget(target=self.name, problem=problem)
         batch = self.batch if batch is None else batch
         if self.shape is not None:
             from remat_facade.cli.named_model import built
@@ -102,7 +111,7 @@ class Target:
             shape = self.shape
             doing = f"building {name} for an input of {'x'.join(map(str, shape))}"
             call = partial(built, self.name, factory, shape, batch or 1, meta=meta, dtype=self.dtype)
-            named: tuple[Any, Any, Any] = guarded(self.name, doing, call)
+            named: tuple[Any, Any, Any] = guarded(self.name, doing, call, advice=_OWN_FUNCTION)
             return named
         made = _called(self.name, name, factory, batch)
         if not isinstance(made, tuple) or len(made) not in (2, 3):
@@ -241,15 +250,19 @@ def _module(target: str, place: str) -> ModuleType:
     return module
 
 
-def guarded(target: str, doing: str, call: Callable[[], Any]) -> Any:
-    """Call the user's code; turn any error into one line with its location."""
+def guarded(target: str, doing: str, call: Callable[[], Any], *, advice: str = "correct the code") -> Any:
+    """Call the user's code; turn any error into one line with its location, and advice."""
     try:
         return call()
     except BadTarget:
         raise
     except (Exception, SystemExit) as error:  # the code is the user's
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # A call with wrong arguments fails in this file, before it reaches a line of the user.
-        where = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
-        problem = f"{doing} raised {type(error).__name__}: {text_of(error)}{where}: correct the code"
+        file = Path(last.filename)
+        # Wrong arguments fail in our own files, bad syntax in Python's: neither is a line of the user.
+        elsewhere = file.is_relative_to(Path(__file__).parent) or not file.is_file()
+        where = "" if elsewhere else f" ({file.name}, line {last.lineno})"
+        if isinstance(error, MemoryError) or _TOO_LARGE.search(text_of(error)):
+            advice = "use a smaller model or --batch"
+        problem = f"{doing} raised {type(error).__name__}: {text_of(error)}{where}: {advice}"
         raise BadTarget(target=target, problem=problem) from error

@@ -16,6 +16,9 @@ _INSIDE: Mapping[str, tuple[tuple[str, str], ...]] = {
 """The modules that have a package's models, each with the folder of its source files."""
 
 
+_OF_A_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # OWNER/MODEL
+
+
 def misnamed(target: str, place: str, name: str, *, by_colon: bool, shaped: bool) -> str:
     """What is wrong with the form of a target, and the form that is expected; empty if nothing is.
 
@@ -33,9 +36,14 @@ def misnamed(target: str, place: str, name: str, *, by_colon: bool, shaped: bool
         )
     if not by_colon and target.endswith(".py"):
         return f"names no model in the file; expected {target}:NAME, with a function or class of the file"
+    if by_colon and re.search(r"(?<!^[A-Za-z]):", place):  # but that of a drive is no other colon
+        return "has more than one colon; expected MODULE:FACTORY, such as train.py:make"
     if "/" in target and not place.endswith(".py") and (by_colon or shaped):
         file, member = (place, name) if "/" not in name and place.strip("./") else (target, "NAME")
-        return f"a path needs the ending .py and a colon; expected {file}.py:{member}"
+        hub = ""
+        if not by_colon and _OF_A_HUB.fullmatch(target):
+            hub = "; for a model of a hub name its class, such as transformers.GPT2LMHeadModel"
+        return f"a path needs the ending .py and a colon; expected {file}.py:{member}{hub}"
     whole = place.endswith(".py") or all(place.split("."))
     if name and whole and (by_colon or shaped):
         return ""

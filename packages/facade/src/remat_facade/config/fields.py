@@ -50,7 +50,7 @@ def _is_text(value: object) -> bool:
 
 def whole_number(least: int, most: int = MOST) -> Check:
     """A check for whole numbers within bounds."""
-    bounds = f"{least} or more" if most == MOST else f"{least} to {most:,}"
+    bounds = f"{least} or more, below 2^63" if most == MOST else f"{least} to {most:,}"
     return _expected(f"a whole number, {bounds}", lambda v: _is_int(v) and least <= v <= most)
 
 

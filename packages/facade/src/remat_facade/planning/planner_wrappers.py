@@ -8,6 +8,11 @@ import attrs
 from remat_facade.planning.onednn_note import onednn_note
 from remat_graph import Grads, Graph, OverBudget, Plan, fingerprint
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
+from remat_solvers import Deadline
+from remat_solvers.bounds.decisions import bounding_graphs, time_bound_s
+from remat_solvers.present_gradients import freed_when_made
+
+BOUND_LIMIT_S = 10.0  # of the bound of a saved plan, which takes milliseconds at 1,000 ops
 
 
 class EntryPlanner(Protocol):
@@ -90,7 +95,15 @@ class FixedPlanner:
                 source=self.source,
             )
         self.used = True
-        return plan
+        return plan if plan.lower_bound_s or plan.links is not None else _with_bound(graph, plan)
+
+
+def _with_bound(graph: Graph, plan: Plan) -> Plan:
+    """A saved plan with a bound of this graph's times: its own was of those measured when it was made."""
+    step = freed_when_made(graph) if plan.grads is Grads.PRESENT else graph
+    deadline = Deadline(BOUND_LIMIT_S)
+    bound_s = min(time_bound_s(each, plan.budget_nbytes, deadline) for each in bounding_graphs(step))
+    return attrs.evolve(plan, lower_bound_s=min(bound_s, plan.noremat_time_s * (1 + plan.overhead)))
 
 
 @attrs.frozen

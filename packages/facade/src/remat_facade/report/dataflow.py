@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remat_facade.report.flows import LayerFlow, layer_flows
-from remat_facade.report.picture import WIDE, Frame, Look, headline, new_figure, png
+from remat_facade.report.picture import WIDE, Frame, Look, headline, image, new_figure
 from remat_graph import Graph, Plan, format_nbytes
 from remat_graph.serialization.outputs import write_whole
 from remat_graph.units import format_change
@@ -57,12 +57,12 @@ def draw_dataflow(graph: Graph, plan: Plan, look: Look = WIDE) -> Figure:
 
 
 def write_dataflow(path: str | Path, graph: Graph, plan: Plan) -> Path:
-    """Write the picture of a plan's data flow as PNG.
+    """Write the picture of a plan's data flow as PNG, SVG or PDF, by the path's suffix.
 
     Raises:
         CannotWrite: the file cannot be written.
     """
-    return write_whole(path, png(draw_dataflow(graph, plan)))
+    return write_whole(path, image(draw_dataflow(graph, plan), Path(path)))
 
 
 def _finding(plan: Plan, rows: tuple[LayerFlow, ...]) -> tuple[str, str]:

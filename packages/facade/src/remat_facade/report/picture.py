@@ -1,12 +1,13 @@
 """Draw a plan: memory over time of the planned and the unplanned step, and the recomputations.
 
-The figure is saved as a PNG or, for the HTML page, as an SVG whose colours are CSS variables, so that it
-follows the light or dark mode of the page.
+The figure is saved as PNG, SVG or PDF or, for the HTML page, as an SVG element whose colours are CSS
+variables, so that it follows the light or dark mode of the page.
 """
 
 import io
 import re
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -20,6 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from remat_facade.report.labels import Labels, Spot
+from remat_facade.report.picture_file import format_of
 from remat_facade.report.trace import Trace, trace
 from remat_graph import Graph, Plan, Schedule, format_nbytes
 from remat_graph.contexts import context
@@ -170,6 +172,20 @@ def draw(graph: Graph, plan: Plan, look: Look = WIDE) -> Figure:
         memory.tick_params(labelbottom=False)
         runs.set_xlabel(f"time ({unit})", color=colours.muted)
     return figure
+
+
+def image(figure: Figure, path: Path) -> bytes:
+    """The figure in the format that a path's suffix names: PNG, SVG or PDF.
+
+    Raises:
+        CannotWrite: the suffix is that of no picture.
+    """
+    kind = format_of(path)
+    if kind == "png":
+        return png(figure)
+    out = io.BytesIO()
+    figure.savefig(out, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})
+    return out.getvalue()
 
 
 def png(figure: Figure, pixels: int | None = None) -> bytes:

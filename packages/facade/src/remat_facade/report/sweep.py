@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,8 +15,8 @@ from remat_facade.report.picture import (
     Look,
     byte_unit,
     headline,
+    image,
     new_figure,
-    png,
     style_axes,
 )
 from remat_facade.report.sweep_rows import Curves
@@ -36,9 +37,9 @@ SAME = 1e-9
 """Overheads that differ by at most this count as equal; the unit is the time of the unplanned step."""
 
 
-def sweep_png(graph: Graph, curves: Curves, bounds: Sequence[float]) -> bytes:
-    """The picture as a file's content."""
-    return png(draw_sweep(graph, curves, bounds))
+def sweep_image(graph: Graph, curves: Curves, bounds: Sequence[float], path: Path) -> bytes:
+    """The picture as the content of a file with this path."""
+    return image(draw_sweep(graph, curves, bounds), path)
 
 
 def draw_sweep(graph: Graph, curves: Curves, bounds: Sequence[float], look: Look = WIDE) -> Figure:

@@ -49,7 +49,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise BadFile(path=name, problem="is not text; a JSON file was wanted") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadFile(path=name, problem=f"cannot be read: {reason}") from None
+        raise BadFile(path=name, problem=f"cannot be read ({reason}): check the path") from None
     if not text.strip():
         raise BadFile(path=name, problem="is empty; a JSON file was wanted")
     try:

@@ -7,6 +7,8 @@ from pathlib import Path
 from remat_graph.errors import CannotWrite
 from remat_graph.serialization import atomic_write
 
+_NEVER_WRITTEN = (".py", ".ipynb", ".toml", ".yaml", ".yml", ".safetensors", ".pt")
+
 
 def check_paths(
     writes: Mapping[str, Path | None], reads: Mapping[str, str | Path | None] | None = None
@@ -18,8 +20,8 @@ def check_paths(
         reads: input paths, which no output may overwrite.
 
     Raises:
-        CannotWrite: a folder cannot be created or written, a path is a folder, or two options name the same
-            file, possibly by different spellings.
+        CannotWrite: a folder cannot be created or written, a path is a folder or a file of a kind that
+            is never written, or two options name the same file, possibly by different spellings.
     """
     outputs = {option: path for option, path in writes.items() if path is not None}
     for path in outputs.values():
@@ -31,6 +33,9 @@ def check_paths(
             if _same_file(path, other_path):
                 raise CannotWrite(path=path, reason=f"{option} names the same file as {other}")
         others[option] = path
+    for path in outputs.values():
+        if path.suffix.lower() in _NEVER_WRITTEN:  # named by mistake, it would be replaced
+            raise CannotWrite(path=path, reason=f"a {path.suffix} file may be your code, settings or weights")
 
 
 def _check_path(path: Path) -> None:
