@@ -142,7 +142,7 @@ def test_the_largest_batch_of_a_model(
     assert batch(planned) < batch(capsys.readouterr().out)
     for size in ("--budget", "--device-memory"):
         assert main(["max-batch", target, size, "600KiB", "--first", "10000"]) == 1
-        assert f"a batch of 10000 does not fit: raise {size} or" in capsys.readouterr().err
+        assert f"a batch of 10000 does not fit: lower --first, or raise {size} or" in capsys.readouterr().err
     assert main(["max-batch", target, "--device-memory", "80KiB"]) == 1  # less than parameters and gradients
     shown = capsys.readouterr()
     assert batch(shown.out) == 0

@@ -13,7 +13,6 @@ import attrs
 import pytest
 
 from remat_facade import PlanningInterrupted
-from remat_facade.cli import searches
 from remat_facade.cli.app import main
 from remat_facade.cli.batch_search import BatchClock, largest
 from remat_facade.planning import planner as planning
@@ -22,7 +21,7 @@ from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Graph, load_graph, load_plan, noremat_peak_nbytes
 from remat_graph.testing.resized import resized
-from remat_solvers import Deadline, InfeasibleBudget, MaxBatch, max_batch, pareto
+from remat_solvers import Deadline, InfeasibleBudget, MaxBatch, max_batch, pareto, queries
 from remat_solvers.running.stopping import interrupted
 from remat_solvers.testing import chain, unet
 
@@ -280,7 +279,7 @@ def test_a_sweep_writes_the_budgets_so_far(
         if most < 2 or not known:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(searches, "pareto", some)
+    monkeypatch.setattr(queries, "pareto", some)
     words = [
         "sweep",
         str(GRAPHS / "unet.json"),

@@ -25,9 +25,7 @@ def largest_batch(
     input: options.InputOption = None,
     dtype: options.DtypeOption = None,
     solvers: options.SolversOption = "auto",
-    max_overhead: Annotated[
-        float, typer.Option(metavar="RATIO", parser=options.ratio, help="Most extra time: 0.3 or 30%.")
-    ] = 1.0,
+    max_overhead: options.MaxOverheadOption = 1.0,
     first: Annotated[int, typer.Option(min=1, help="The smallest batch size to try.")] = 1,
     platform: options.PlatformOption = None,
     optimizer: options.OptimizerOption = "adamw",
@@ -79,8 +77,7 @@ def largest_batch(
     if made.interrupted:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in made.found.values()):
-        smaller = "lower --first, or " if first > 1 else ""
-        complain(f"a batch of {first} does not fit: {smaller}{advice}")
+        complain(f"a batch of {first} does not fit: {'lower --first, or ' if first > 1 else ''}{advice}")
         raise typer.Exit(DOES_NOT_FIT)
 
 

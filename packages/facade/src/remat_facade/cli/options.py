@@ -228,3 +228,34 @@ PlatformOption = Annotated[
         autocompletion=completion.platforms,
     ),
 ]
+MaxOverheadOption = Annotated[
+    float, typer.Option(metavar="RATIO", parser=ratio, help="Most extra time: 0.3 or 30%.")
+]
+MemoryPictureOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Draw memory over time, as PNG, SVG or PDF by the name's ending.",
+        callback=picture,
+    ),
+]
+MatrixOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Draw which ops run and which values are live per stage.",
+        callback=picture,
+    ),
+]
+DataflowOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Draw what is kept, recomputed and moved, by layer.", callback=picture),
+]
+CurvesOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Draw a curve for each method, as PNG, SVG or PDF by the name's ending.",
+        callback=picture,
+    ),
+]

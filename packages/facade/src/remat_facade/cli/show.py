@@ -21,33 +21,12 @@ def show(
             metavar="FILE", help="Its graph, of `remat plan --graph-out`.", callback=options.saved_graph
         ),
     ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw memory over time, as PNG, SVG or PDF by the name's ending.",
-            callback=options.picture,
-        ),
-    ] = None,
-    matrix: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw which ops run and which values are live per stage.",
-            callback=options.picture,
-        ),
-    ] = None,
+    png: options.MemoryPictureOption = None,
+    matrix: options.MatrixOption = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the pictures and the tables as one HTML page.")
     ] = None,
-    dataflow: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw what is kept, recomputed and moved, by layer.",
-            callback=options.picture,
-        ),
-    ] = None,
+    dataflow: options.DataflowOption = None,
     snapshot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a memory snapshot for torch's viewer, memory_viz."),

@@ -26,14 +26,7 @@ def sweep(
     outputs: options.OutputsOption = None,
     time_limit: options.TimeLimitOption = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as CSV.")] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw a curve for each method, as PNG, SVG or PDF by the name's ending.",
-            callback=options.picture,
-        ),
-    ] = None,
+    png: options.CurvesOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Compare methods over budgets."""
