@@ -12,6 +12,7 @@ from remat_graph import (
     Schedule,
     Value,
     noremat_peak_nbytes,
+    parse_nbytes,
     percent_of,
     resolve_budget,
     simulate,
@@ -107,6 +108,26 @@ def test_a_bad_budget_is_one_clear_line(budget: bool | float | str | None, probl
     assert str(caught.value).startswith(f"budget {budget!r}: ")
     assert '"40%"' in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("came", "as_budget", "as_size"),
+    [
+        (0.4, '"40%"', ""),
+        ("0.4", '"40%"', ""),
+        (".125", '"12.5%"', ""),
+        (1.5, "", ""),
+        ("2G", '"2GiB"', '"2GiB"'),
+        ("1.5 m", '"1.5MiB"', '"1.5MiB"'),
+    ],
+)
+def test_what_is_meant(came: float | str, as_budget: str, as_size: str) -> None:
+    """A number below 1 is a share, where one is taken; a unit without its B is one of memory."""
+    for parse, meant in ((Budget.parse, as_budget), (parse_nbytes, as_size)):
+        with pytest.raises(BadBudget) as caught:
+            parse(came)
+        assert caught.value.meant == meant
+        assert str(caught.value).endswith(f"did you mean {meant}?") == bool(meant)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -51,9 +51,10 @@ def parse_nbytes(amount: BudgetLike) -> int:
         number, unit, text = _split(amount)
         if unit == "%":
             raise BadBudget(budget=text, problem="a percentage is not a number of bytes")
-        return _as_nbytes(number, unit, text, share=False)
+        return _as_nbytes(number, unit, text)
     except BadBudget as error:
-        raise attrs.evolve(error, share=False) from None
+        meant = "" if error.meant.endswith('%"') else error.meant  # a share is no size
+        raise attrs.evolve(error, share=False, meant=meant) from None
 
 
 @attrs.frozen
@@ -209,12 +210,18 @@ def _split(amount: object) -> tuple[float | int, str, str]:
         raise BadBudget(budget=came, problem="is a bool, not a number of bytes")
     if isinstance(amount, float):
         if not _finite(amount, came).is_integer():
-            raise BadBudget(budget=came, problem="is not a whole number of bytes")
+            raise _not_whole(amount, came)
         return int(amount), "b", came
     try:
         return index(amount), "b", came  # type: ignore[arg-type]
     except TypeError:
         raise BadBudget(budget=came, problem=f"is a {type(amount).__name__}") from None
+
+
+def _not_whole(number: float, text: str) -> BadBudget:
+    """The error for a fraction of a byte; a number below 1 is meant as a share."""
+    meant = f'"{100 * number:g}%"' if 0 < number < 1 else ""
+    return BadBudget(budget=text, problem="is not a whole number of bytes", meant=meant)
 
 
 def _at_least_one(nbytes: int, text: str) -> int:
@@ -229,13 +236,11 @@ def _finite(number: float, text: str) -> float:
     return number
 
 
-def _as_nbytes(number: float | int, unit: str, text: str, *, share: bool = True) -> int:
+def _as_nbytes(number: float | int, unit: str, text: str) -> int:
     if number < 0:
         raise BadBudget(budget=text, problem="is negative")
     if not unit and number != int(number):
-        # Of what is a share, a share is meant; sizes do not take one.
-        meant = f'"{100 * number:g}%"' if 0 < number < 1 and share else ""
-        raise BadBudget(budget=text, problem="is not a whole number of bytes", meant=meant)
+        raise _not_whole(number, text)
     scale: int = _SCALES[unit or "b"]
     nbytes = math.floor(number * scale)
     if nbytes >= 2**63:
