@@ -16,6 +16,8 @@ from remat_facade.cli.target import Target
 from remat_graph import load_plan
 
 FACTORIES = """
+import functools
+
 import torch
 from torch import nn
 
@@ -66,6 +68,30 @@ class Traced(nn.Linear):
     def forward(self, x):
         assert type(x) is not torch.Tensor or not x.is_meta
         return super().forward(x)
+
+class Force(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 1)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)
+        return force
+
+def fetched(pretrained):
+    assert not pretrained
+    return nn.Linear(6, 5)
+
+def wide(width):
+    return nn.Linear(6, width)
+
+@functools.wraps(wide)
+def wrapped():
+    return wide(5)
+
+class Broken(nn.Linear):
+    def __init__(self):
+        super().__init__(6, undefined)
 
 class Config:
     vocab_size, use_cache, max_position_embeddings = 11, True, 10
@@ -118,6 +144,7 @@ def facts(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -
         ("named.net", "3x16x16", [(2, 3, 16, 16), (2,)], 1),
         ("named:Words", "6", [(2, 6), (2, 7, 6)], 1),
         ("named:Looking", "6", [(2, 6), (2,)], 1),
+        ("named:Force", "6", [(2, 6)], 1),
         ("named.TinyLM", "6", [(2, 6), (2, 6)], 2),
     ],
 )
@@ -135,6 +162,32 @@ def test_a_model_by_its_name_returns_its_loss(
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert type(model).__name__.lower() == name[6:].lower()
+
+
+@pytest.mark.parametrize("name", ["named:fetched", "named:wrapped"])
+def test_functions_that_need_no_more_arguments(name: str) -> None:
+    """One is told to fetch no weights, the decorator of the other gives what it needs."""
+    model, args, kwargs = Target.parse(name, "6", 2).load()
+    assert model(*args, **kwargs).dim() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["named.wide", "--input", "6"], "wide needs arguments: width; give a function of yours"),
+        (["named.Broken", "--input", "6"], "name 'undefined' is not defined (named.py, line"),
+        (["named.Broken", "--input", "6"], "): correct the code"),
+        (["named.Net", "--input", "1x16x16"], "Net refuses inputs of shape (1, 1, 16, 16): RuntimeError: "),
+        (["named.Net", "--input", "1x16x16"], "(named.py, line"),
+        (["named.Net", "--input", "1x16x16", "--platform", "v100"], "(named.py, line"),
+    ],
+)
+def test_what_cannot_be_built_or_called(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line says whose fault it is, and where."""
+    assert main(["plan", *words, "--budget", "100%"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ WITHOUT_TORCH = [
     (["solve", UNET, "--budget", "0.4"], 'is not a whole number of bytes; did you mean "40%"?'),
     (["solve", UNET, "--budget", "2 g"], "'g' is not a unit; did you mean \"2GiB\"?"),
     (["solve", ".", "--budget", "40%"], "cannot be read (Is a directory): check the path"),
-    (["solve", UNET, "--budget", "40%", "--plan-out", "train.py"], "a .py file may be your code, settings"),
+    (["solve", UNET, "--budget", "40%", "--plan-out", "lazy.py"], "a .py file may be your code, settings"),
     (["solve", UNET, "--budget", "40%", "--seed", "9" * 20], "0 or more, below 2^63, got 9"),
     (["sweep", UNET, "--png", "curves.txt"], "ends with one of .png, .svg, .pdf"),
     (["demo", "--out", "wrong.json"], "wrong.json is a file: name a folder"),
@@ -276,15 +276,15 @@ WITH_TORCH = [
     (["plan", "wrong.py:wide", "--budget", "50%"], "with inputs of shape (2, 5)"),
     (
         ["plan", "wrong.py:model", "--input", "5", "--budget", "50%"],
-        "Linear accepts no input of shape (1, 5): it",
+        "Linear refuses inputs of shape (1, 5): Runtime",
     ),
     (
         ["plan", "wrong.py:images", "--input", "8x8x3", "--budget", "50%", "--platform", "h100"],
-        "Sequential accepts no input of shape (1, 8, 8, 3): it raised RuntimeError: ",
+        "Sequential refuses inputs of shape (1, 8, 8, 3): RuntimeError: ",
     ),
     (
         ["max-batch", "wrong.py:images", "--input", "8x8x3", "--budget", "1GiB", "--platform", "h100"],
-        "give another --input, or a function that returns",
+        "give another --input or --batch, or a function that returns",
     ),
     (["plan", "wrong.py:four", "--budget", "50%"], "four in wrong.py is an object of type int; expected"),
     (["plan", "wrong.py:later", "--budget", "50%"], "later in wrong.py is an async function; expected"),

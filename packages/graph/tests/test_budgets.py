@@ -119,6 +119,9 @@ def test_a_bad_budget_is_one_clear_line(budget: bool | float | str | None, probl
         (1.5, "", ""),
         ("2G", '"2GiB"', '"2GiB"'),
         ("1.5 m", '"1.5MiB"', '"1.5MiB"'),
+        ("2E", "", ""),
+        ("-2G", "", ""),
+        ("0.0G", "", ""),
     ],
 )
 def test_what_is_meant(came: float | str, as_budget: str, as_size: str) -> None:

@@ -30,7 +30,7 @@ _SCALES: dict[str, int] = {
     for power, unit in enumerate(units)
 }
 
-_PREFIXES = tuple("kmgtpe")
+_PREFIXES = tuple("kmgtp")
 """Units without their B, as other programs read them."""
 
 _AMOUNT = re.compile(
@@ -200,7 +200,9 @@ def _split(amount: object) -> tuple[float | int, str, str]:
         digits, exponent, unit = match.group(1).replace("_", ""), match.group(2), match.group(3).lower()
         if unit not in _SCALES and unit not in ("", "%"):
             problem = f"{shown(match.group(3))} is not a unit"
-            meant = f'"{match.group(0)[: -len(unit)].strip()}{unit.upper()}iB"' if unit in _PREFIXES else ""
+            number = match.group(0)[: -len(unit)].strip()
+            known = unit in _PREFIXES and not number.startswith("-") and number.strip("+0._")
+            meant = f'"{number}{unit.upper()}iB"' if known else ""
             raise BadBudget(budget=came, problem=problem, meant=meant)
         if exponent is None and "." not in digits and len(digits) < 30:
             return int(digits), unit, came

@@ -1,11 +1,12 @@
 """The search for the largest batch by several methods, each with a limit, and what fits without a plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
 import attrs
 
+from remat_graph.contexts import context
 from remat_solvers import Deadline, MaxBatch, Problem, Solution, Solver
 from remat_solvers.running.stopping import default_limit_s
 
@@ -23,8 +24,8 @@ class BatchClock:
     """The time that the search for the largest batch by one method may take.
 
     Nothing else ends a search of many sizes: each is measured, which takes as long as some steps. The first
-    size has no limit but that of its plan. No other begins in less time than the one before has taken, since
-    a capture cannot be ended.
+    size has no limit but that of its plan. A capture cannot be ended, so no size begins in less time than a
+    size up to it has taken; the first does not count, in which libraries are imported too.
 
     Args:
         limit_s: seconds for each method.
@@ -35,7 +36,9 @@ class BatchClock:
     """
 
     def __init__(self, limit_s: float, now: Callable[[], float] = monotonic) -> None:
-        self._limit_s, self._now, self._size_s, self._size_began_s = limit_s, now, 0.0, 0.0
+        self._limit_s, self._now = limit_s, now
+        self._began_s: float | None = None  # of the present size
+        self._taken_s: dict[int, float] = {}  # by size, without the first
         self.begin()
 
     def begin(self) -> None:
@@ -52,15 +55,17 @@ class BatchClock:
         if self._known and self._deadline.reached():
             raise TimeUp
 
-    def begin_size(self) -> None:
-        """Raise `TimeUp` if there is a result and too little time left to capture and measure a size."""
-        if self._known and self._deadline.remaining_s < self._size_s:
+    @context
+    def size(self, batch: int) -> Generator[None, None, None]:
+        """Capture and measure a size; `TimeUp` if there is a result and too little time left for it."""
+        self.check()
+        least_s = max((taken_s for size, taken_s in self._taken_s.items() if size <= batch), default=0.0)
+        if self._known and self._deadline.remaining_s < least_s:
             raise TimeUp
-        self._size_began_s = self._now()
-
-    def end_size(self) -> None:
-        """A size has been captured and measured."""
-        self._size_s = self._now() - self._size_began_s
+        first, self._began_s = self._began_s is None, self._now()
+        yield
+        if not first:
+            self._taken_s[batch] = self._now() - self._began_s
 
     @property
     def left_s(self) -> float:

@@ -1,5 +1,7 @@
 """Checks that need no torch: a command makes them before its long work."""
 
+from collections.abc import Iterable
+
 import attrs
 
 from remat_facade.entrypoints.model_budget import check_model_budget
@@ -62,6 +64,16 @@ def methods_of(text: str) -> list[str]:
     for name in names:
         check_solver_name(name)
     return names
+
+
+def load_methods(names: Iterable[str]) -> None:
+    """Load methods before long work, since a package may be broken.
+
+    Raises:
+        ImportError: a method cannot be imported.
+    """
+    for name in names:
+        get_solver(name)
 
 
 def check_method(method: Method, optimizer: str = "adamw") -> None:

@@ -38,18 +38,14 @@ def largest_batch(
     """Find the largest batch that trains."""
     from functools import partial
 
-    from remat_facade.cli.checks import methods_of
+    from remat_facade.cli.checks import load_methods, methods_of
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.searches import EndedEarly
     from remat_facade.cli.target import Target
-    from remat_facade.entrypoints.model_budget import size_of
     from remat_facade.planning.state_rules import rule_of
     from remat_graph import find_platform
 
-    if (budget is None) == (device_memory is None):
-        raise typer.BadParameter("give either --budget, the bytes of a step, or --device-memory")
-    option = "--budget" if device_memory is None else "--device-memory"
-    size_nbytes = size_of(budget or device_memory or "0", option)
+    size_nbytes = _size_of_either(budget, device_memory)
     names = methods_of(solvers)
     rule_of(optimizer)
     times = None if platform is None else find_platform(platform)
@@ -63,6 +59,7 @@ def largest_batch(
             solve = at_most(solve_present if gradients == "present" else solve_switches, clock)
             load = partial(named.load, meta=times is not None)
             nbytes, advice, note = size_nbytes, "raise --budget or --max-overhead", ""
+            load_methods(names)
             if device_memory is not None:
                 nbytes, advice, note, fit = _left_of(load(first), size_nbytes, optimizer)
                 output.facts |= {"device_nbytes": size_nbytes, "fit": fit}
@@ -77,8 +74,20 @@ def largest_batch(
     if made.interrupted:
         raise EndedEarly("a larger batch may fit too")
     if not any(each.batch for each in made.found.values()):
-        complain(f"a batch of {first} does not fit: {'lower --first, or ' if first > 1 else ''}{advice}")
+        complain(
+            f"a batch of {first} does not fit: {'lower --first, or ' if nbytes and first > 1 else ''}{advice}"
+        )
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _size_of_either(budget: str | None, device_memory: str | None) -> int:
+    """The bytes of the option that is given."""
+    from remat_facade.entrypoints.model_budget import size_of
+
+    if (budget is None) == (device_memory is None):
+        raise typer.BadParameter("give either --budget, the bytes of a step, or --device-memory")
+    option = "--budget" if device_memory is None else "--device-memory"
+    return size_of(budget or device_memory or "0", option)
 
 
 def _report(
@@ -148,10 +157,9 @@ def _graphs(
 
     @cache
     def captured(batch: int) -> "Graph":
-        clock.begin_size()
         update(f"batch {batch}: capturing")
-        graph = graph_of(load(batch), on_progress=clock.check, **given)
-        clock.end_size()
+        with clock.size(batch):
+            graph = graph_of(load(batch), on_progress=clock.check, **given)
         peaks[batch] = noremat_peak_nbytes(graph)
         update(f"batch {batch}: planning {len(graph.ops)} ops")
         return graph

@@ -7,7 +7,9 @@ called without arguments, with the arguments that would download weights set to 
 import contextlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import attrs
@@ -135,11 +137,12 @@ def _check_builds_models(name: str, factory: Callable[..., Any]) -> None:
     if getattr(factory, "config_class", None) is not None:
         return
     try:
-        known = inspect.signature(factory).parameters.values()
+        known = inspect.signature(factory, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):  # of a builtin
         return
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [each.name for each in known if each.default is each.empty and each.kind not in fixed]
+    needed = [name for name in needed if name not in _NO_WEIGHTS]
     if needed:
         raise BadTarget(target=name, problem=f"{kind} needs arguments: {', '.join(needed)}", advice=advice)
 
@@ -222,18 +225,11 @@ def _with_loss(name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[
     named: type[WithLoss] = type(type(model).__name__, (WithLoss,), {})
     try:
         place, output = _first_output(_returned(model, args, kwargs))
-    except Exception as error:
-        # Outputs without a number, and what needs values or memory: capture says what is wrong with them.
-        known = isinstance(error, StopIteration) or is_out_of_memory(error)
-        if known or (any(each.is_meta for _, each in _tensors(model)) and _needs_values(error)):
-            return named(model, None), args, kwargs
-        shapes = ", ".join(f"{tuple(each.shape)}" for each in (*args, *kwargs.values()))
-        problem = (
-            f"{type(model).__name__} accepts no input of shape {shapes}: it raised {type(error).__name__}: "
-            f"{text_of(error).partition(chr(10))[0]}"
-        )
-        advice = "give another --input, or a function that returns the model and its sample: MODULE:FACTORY"
-        raise BadTarget(target=name, problem=problem, advice=advice) from error
+    except Exception as error:  # the code is the user's
+        refused = _refused(name, model, args, kwargs, error)
+        if refused is not None:
+            raise refused from error
+        return named(model, None), args, kwargs  # capture reports what is wrong with the call
     if output.dim() == 2:
         loss, target = Loss(name="cross_entropy", place=place), torch.zeros(len(output), dtype=torch.int64)
     else:
@@ -253,11 +249,47 @@ def _returned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             return model(*args, **kwargs)
 
 
-def _needs_values(error: Exception) -> bool:
-    """Whether a forward on the meta device may work where tensors have values."""
-    if not isinstance(error, RuntimeError) or isinstance(error, NotImplementedError):
-        return True
-    return "meta" in text_of(error)
+def _refused(
+    name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> BadTarget | None:
+    """The error for inputs that a model does not accept; None for its other errors, which capture explains.
+
+    Args:
+        name: of the target.
+        model: it has failed without gradients.
+        args: positional inputs.
+        kwargs: keyword inputs.
+        error: what it raised.
+    """
+    try:
+        model(*args, **kwargs)  # the forward may differentiate
+    except Exception as again:  # noqa: BLE001 - the code is the user's
+        error = again
+    else:
+        return None
+    text = text_of(error).partition("\n")[0]
+    on_meta = any(each.is_meta for _, each in _tensors(model))
+    # On the meta device a forward may fail because it reads values.
+    kinds = (RuntimeError, IndexError) if on_meta else (RuntimeError, IndexError, ValueError, AssertionError)
+    if not isinstance(error, kinds) or isinstance(error, NotImplementedError) or not text:
+        return None
+    if is_out_of_memory(error) or (on_meta and "meta" in text):
+        return None
+    shapes = ", ".join(f"{tuple(each.shape)}" for each in (*args, *kwargs.values()))
+    frames = [(Path(each.filename), each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    users = [
+        f" ({file.name}, line {line})"
+        for file, line in frames
+        if "site-packages" not in file.parts and not file.is_relative_to(Path(__file__).parents[1])
+    ]
+    where = users[-1] if users else ""
+    problem = (
+        f"{type(model).__name__} refuses inputs of shape {shapes}: {type(error).__name__}: {text}{where}"
+    )
+    advice = (
+        "give another --input or --batch, or a function that returns the model and its sample: MODULE:FACTORY"
+    )
+    return BadTarget(target=name, problem=problem, advice=advice)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

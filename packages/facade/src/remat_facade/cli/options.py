@@ -25,7 +25,7 @@ def ratio(given: str) -> float:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         value = math.nan
-    if after or not 0 <= value < math.inf:
+    if after or not value >= 0:
         raise typer.BadParameter(
             f"expected a ratio such as 0.3, or a percentage such as 30%, got {given!r:.40}"
         )

@@ -30,7 +30,7 @@ def sweep(
     json: options.JsonOption = False,
 ) -> None:
     """Compare methods over budgets."""
-    from remat_facade.cli.checks import methods_of
+    from remat_facade.cli.checks import load_methods, methods_of
     from remat_facade.cli.output import CommandOutput
     from remat_facade.cli.saved_or_model import SavedOrModel
     from remat_facade.cli.searches import EndedEarly, swept
@@ -53,6 +53,7 @@ def sweep(
             from remat_facade.report import sweep_rows as report
             from remat_solvers import budgets_of
 
+            load_methods(names)
             loaded = step.load(update)
             variants = report.ablations(loaded, no or ())
             if asked is None:

@@ -251,7 +251,7 @@ def _module(target: str, place: str) -> ModuleType:
 
 
 def guarded(target: str, doing: str, call: Callable[[], Any], *, advice: str = "correct the code") -> Any:
-    """Call the user's code; turn any error into one line with its location, and advice."""
+    """Call the user's code; turn any error into one line with its location, and advice if none is there."""
     try:
         return call()
     except BadTarget:
@@ -262,6 +262,8 @@ def guarded(target: str, doing: str, call: Callable[[], Any], *, advice: str = "
         # Wrong arguments fail in our own files, bad syntax in Python's: neither is a line of the user.
         elsewhere = file.is_relative_to(Path(__file__).parent) or not file.is_file()
         where = "" if elsewhere else f" ({file.name}, line {last.lineno})"
+        if not (elsewhere or "site-packages" in file.parts):
+            advice = "correct the code"
         if isinstance(error, MemoryError) or _TOO_LARGE.search(text_of(error)):
             advice = "use a smaller model or --batch"
         problem = f"{doing} raised {type(error).__name__}: {text_of(error)}{where}: {advice}"

@@ -36,7 +36,8 @@ def misnamed(target: str, place: str, name: str, *, by_colon: bool, shaped: bool
         )
     if not by_colon and target.endswith(".py"):
         return f"names no model in the file; expected {target}:NAME, with a function or class of the file"
-    if by_colon and re.search(r"(?<!^[A-Za-z]):", place):  # but that of a drive is no other colon
+    # The colon of a drive, or one in the name of a file, is no other one.
+    if by_colon and re.search(r"(?<!^[A-Za-z]):", place) and not Path(place).is_file():
         return "has more than one colon; expected MODULE:FACTORY, such as train.py:make"
     if "/" in target and not place.endswith(".py") and (by_colon or shaped):
         file, member = (place, name) if "/" not in name and place.strip("./") else (target, "NAME")

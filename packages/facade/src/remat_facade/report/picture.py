@@ -184,7 +184,8 @@ def image(figure: Figure, path: Path) -> bytes:
     if kind == "png":
         return png(figure)
     out = io.BytesIO()
-    figure.savefig(out, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})
+    with rc_context({"svg.hashsalt": "remat"}):  # the same bytes for the same figure
+        figure.savefig(out, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})
     return out.getvalue()
 
 

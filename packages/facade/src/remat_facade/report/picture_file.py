@@ -1,5 +1,6 @@
 """The formats of pictures, by the suffix of their file; known before anything is drawn."""
 
+import os
 from pathlib import Path
 
 from remat_graph import CannotWrite
@@ -14,7 +15,7 @@ def format_of(path: Path) -> str:
         CannotWrite: the suffix is that of no picture.
     """
     kind = path.suffix.lower().removeprefix(".")
-    if not kind or (path.exists() and not path.is_file()):
+    if not kind or (os.path.exists(path) and not os.path.isfile(path)):  # these raise nothing
         return FORMATS[0]
     if kind not in FORMATS:
         endings = ", ".join(f".{each}" for each in FORMATS)

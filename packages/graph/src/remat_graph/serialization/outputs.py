@@ -7,7 +7,7 @@ from pathlib import Path
 from remat_graph.errors import CannotWrite
 from remat_graph.serialization import atomic_write
 
-_NEVER_WRITTEN = (".py", ".ipynb", ".toml", ".yaml", ".yml", ".safetensors", ".pt")
+_NEVER_REPLACED = (".py", ".ipynb", ".toml", ".yaml", ".yml", ".safetensors", ".pt")
 
 
 def check_paths(
@@ -21,7 +21,7 @@ def check_paths(
 
     Raises:
         CannotWrite: a folder cannot be created or written, a path is a folder or a file of a kind that
-            is never written, or two options name the same file, possibly by different spellings.
+            is never replaced, or two options name the same file, possibly by different spellings.
     """
     outputs = {option: path for option, path in writes.items() if path is not None}
     for path in outputs.values():
@@ -34,7 +34,7 @@ def check_paths(
                 raise CannotWrite(path=path, reason=f"{option} names the same file as {other}")
         others[option] = path
     for path in outputs.values():
-        if path.suffix.lower() in _NEVER_WRITTEN:  # named by mistake, it would be replaced
+        if path.suffix.lower() in _NEVER_REPLACED and path.is_file():  # named by mistake
             raise CannotWrite(path=path, reason=f"a {path.suffix} file may be your code, settings or weights")
 
 
