@@ -37,7 +37,7 @@ class BatchClock:
 
     def __init__(self, limit_s: float, now: Callable[[], float] = monotonic) -> None:
         self._limit_s, self._now = limit_s, now
-        self._began_s: float | None = None  # of the present size
+        self._any_size = False  # whether a size has begun
         self._taken_s: dict[int, float] = {}  # by size, without the first
         self.begin()
 
@@ -62,10 +62,11 @@ class BatchClock:
         least_s = max((taken_s for size, taken_s in self._taken_s.items() if size <= batch), default=0.0)
         if self._known and self._deadline.remaining_s < least_s:
             raise TimeUp
-        first, self._began_s = self._began_s is None, self._now()
+        first, self._any_size = not self._any_size, True
+        began_s = self._now()
         yield
         if not first:
-            self._taken_s[batch] = self._now() - self._began_s
+            self._taken_s[batch] = self._now() - began_s
 
     @property
     def left_s(self) -> float:

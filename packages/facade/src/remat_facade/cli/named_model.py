@@ -140,9 +140,10 @@ def _check_builds_models(name: str, factory: Callable[..., Any]) -> None:
         known = inspect.signature(factory, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):  # of a builtin
         return
-    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [each.name for each in known if each.default is each.empty and each.kind not in fixed]
-    needed = [name for name in needed if name not in _NO_WEIGHTS]
+    given = {each.name for each in known if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)} | set(
+        _NO_WEIGHTS
+    )
+    needed = [each.name for each in known if each.default is each.empty and each.name not in given]
     if needed:
         raise BadTarget(target=name, problem=f"{kind} needs arguments: {', '.join(needed)}", advice=advice)
 

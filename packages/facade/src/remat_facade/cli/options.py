@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -49,6 +49,11 @@ def picture(given: Path | None) -> Path | None:
     if given is not None:
         format_of(given)
     return given
+
+
+def _picture_option(about: str) -> Any:
+    """The option of a picture's file."""
+    return typer.Option(metavar="FILE", help=about, callback=picture)
 
 
 def _saved(given: Path | None, word: str) -> Path | None:
@@ -232,30 +237,12 @@ MaxOverheadOption = Annotated[
     float, typer.Option(metavar="RATIO", parser=ratio, help="Most extra time: 0.3 or 30%.")
 ]
 MemoryPictureOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Draw memory over time, as PNG, SVG or PDF by the name's ending.",
-        callback=picture,
-    ),
+    Path | None, _picture_option("Draw memory over time, as PNG, SVG or PDF by the name's ending.")
 ]
 MatrixOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Draw which ops run and which values are live per stage.",
-        callback=picture,
-    ),
+    Path | None, _picture_option("Draw which ops run and which values are live per stage.")
 ]
-DataflowOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Draw what is kept, recomputed and moved, by layer.", callback=picture),
-]
+DataflowOption = Annotated[Path | None, _picture_option("Draw what is kept, recomputed and moved, by layer.")]
 CurvesOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Draw a curve for each method, as PNG, SVG or PDF by the name's ending.",
-        callback=picture,
-    ),
+    Path | None, _picture_option("Draw a curve for each method, as PNG, SVG or PDF by the name's ending.")
 ]

@@ -251,7 +251,17 @@ def _module(target: str, place: str) -> ModuleType:
 
 
 def guarded(target: str, doing: str, call: Callable[[], Any], *, advice: str = "correct the code") -> Any:
-    """Call the user's code; turn any error into one line with its location, and advice if none is there."""
+    """Call the user's code; turn any error into one line with its location.
+
+    Args:
+        target: as the user wrote it.
+        doing: what is done, for the message.
+        call: runs the code.
+        advice: what to do where the line that failed is not the user's.
+
+    Raises:
+        BadTarget: the code failed.
+    """
     try:
         return call()
     except BadTarget:

@@ -77,8 +77,8 @@ def complain(line: str) -> None:
         from remat_graph.errors import cut  # a mistyped word needs nothing of it
 
         line = cut(line)
-    # Not through rich, whose import takes as long as all else here; it would break the line where it stands
-    # in for stderr, to show the progress.
+    # Not through rich: its import takes as long as all others here. While it shows the progress, it takes the
+    # place of stderr, and would break the line.
     stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
     if stderr is None:  # closed before the program began: the exit code still reports the failure
         return
