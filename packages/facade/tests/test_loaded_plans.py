@@ -1,13 +1,15 @@
 """A plan that is given, on a graph that was measured again."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import attrs
 import pytest
 
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import RecomputePlanner
+from remat_facade.planning.planner import SAVED, RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
+from remat_facade.planning.zoo import Zoo
 from remat_graph import Grads, Graph
 from remat_solvers.testing import unet
 
@@ -54,3 +56,12 @@ def test_its_bound_is_kept_where_times_are_the_same(case: Case) -> None:
         FixedPlanner(made, case.planner, grads=case.planner.grads)(case.graph).lower_bound_s
         == made.lower_bound_s
     )
+
+
+def test_a_plan_found_on_disk_has_such_a_bound_too(case: Case, tmp_path: Path) -> None:
+    """Its budget and step are the same, its times are not."""
+    planner = attrs.evolve(case.planner, zoo=Zoo(folder=tmp_path, times="test"))
+    planner(case.graph)
+    plan = planner(case.again)
+    assert plan.solver_stats[SAVED]
+    assert 0 < plan.lower_bound_overhead <= plan.overhead

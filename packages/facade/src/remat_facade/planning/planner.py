@@ -15,6 +15,7 @@ from remat_facade.planning.interrupts import warn_of_interrupt
 from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, Kind, KnownPlans, carried
 from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
+from remat_facade.planning.saved_bound import with_bound
 from remat_facade.planning.versions import versions
 from remat_facade.planning.zoo import Zoo
 from remat_graph import (
@@ -129,7 +130,8 @@ class StepPlanner(ABC):
             loading_s = time.perf_counter() - began_s
             stats = {**plan.solver_stats, PLANNING_S: loading_s, SOLVING_S: solving_s, SAVED: True}
             self.on_progress(f"planned {graph.name}: found on disk in {format_seconds(loading_s)}")
-            return self.finished(graph, attrs.evolve(plan, solver_stats=stats), budget_nbytes)
+            plan = attrs.evolve(with_bound(graph, plan), solver_stats=stats)
+            return self.finished(graph, plan, budget_nbytes)
         self.on_progress(_first_stage(graph, budget_nbytes))
         plan = self.finished(graph, self.solve(graph, budget_nbytes, began_s), budget_nbytes)
         how = "carried over from another size" if carried(plan) else "searched for"

@@ -6,11 +6,9 @@ from typing import Protocol
 import attrs
 
 from remat_facade.planning.onednn_note import onednn_note
+from remat_facade.planning.saved_bound import with_bound
 from remat_graph import Grads, Graph, OverBudget, Plan, fingerprint
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
-from remat_solvers import Deadline
-from remat_solvers.bounds.decisions import bounding_graphs, time_bound_s
-from remat_solvers.present_gradients import freed_when_made
 
 
 class EntryPlanner(Protocol):
@@ -93,15 +91,7 @@ class FixedPlanner:
                 source=self.source,
             )
         self.used = True
-        return plan if plan.lower_bound_s or plan.links is not None else _with_bound(graph, plan)
-
-
-def _with_bound(graph: Graph, plan: Plan) -> Plan:
-    """A saved plan with a bound of this graph's times: its own was of those measured when it was made."""
-    step = freed_when_made(graph) if plan.grads is Grads.PRESENT else graph
-    # Without a limit: 0.1 s at 1,000 ops and 3 s at 10,000, after 2 s of compiling in a new installation.
-    bound_s = min(time_bound_s(each, plan.budget_nbytes, Deadline()) for each in bounding_graphs(step))
-    return attrs.evolve(plan, lower_bound_s=min(bound_s, plan.noremat_time_s * (1 + plan.overhead)))
+        return with_bound(graph, plan)
 
 
 @attrs.frozen
