@@ -283,7 +283,7 @@ def test_checkmate_and_search(seed: int) -> None:
     stages, anything = stage_oracle.fastest_s(graph, budget), oracle.fastest_s(graph, budget)
     assert anything < stages
     assert stages - graph.time_s == own("checkmate", graph, budget)
-    assert anything == asked("search", graph, budget, moves=4000).time_s
+    assert anything == asked("search", graph, budget, moves=20_000).time_s
 
 
 def test_search_is_not_the_portfolio() -> None:

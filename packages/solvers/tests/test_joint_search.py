@@ -81,7 +81,7 @@ def test_walks_flip_switches_and_find_conflicting_ones() -> None:
     """Else the test above would show little."""
     ends: set[int] = set()
     conflicting = 0
-    for seed in range(40):
+    for seed in range(120):
         graph = switched(seed)
         choice = SwitchArrays.of(graph)
         conflicting += any(choice.conflicts.values())

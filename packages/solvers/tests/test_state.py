@@ -25,7 +25,8 @@ def change_and_apply(S: Any, budget: Any, positions: Any, gaps: Any, ops: Any) -
     for i in range(len(gaps)):
         kernels.insert(S, gaps[i], ops[i])
     possible, change, excess = kernels.evaluate_change(S, budget, np.inf)
-    return possible, change, excess, S.diff.any(), derived.apply(S, budget)
+    after = derived.apply(S, budget)
+    return possible, change, excess, S.diff.any(), after
 
 
 @numba.njit
@@ -39,7 +40,8 @@ def derived_so_far(state: State) -> dict[str, Any]:
     meta, pos, val = state.meta, state.pos, state.val
     count = int(meta["count"])
     found = {name: int(meta[name]) for name in ("count", "boundary", "repeats")}
-    found |= {name: pos[name][:count].tolist() for name in ("order", "variant", "own", "seconds", "excess")}
+    found |= {name: pos[name][:count].tolist() for name in ("order", "variant", "own", "excess")}
+    found["latest"] = state.latest.tolist()
     found["load"] = state.load[:count].tolist()
     found["held"] = pos["held"][: count + 1].tolist()
     found["repeated"] = pos["repeats"][: found["repeats"]].tolist()
@@ -107,9 +109,10 @@ def test_a_trial_equals_its_application(seed: int) -> None:
                 gaps.append(rng.randint(state.ops["first"][op] + 1, count))
                 ops.append(op)
         lists = (np.array(row, np.int64) for row in (deleted, gaps, ops))
-        possible, change, excess, dirty, (after, after_excess) = change_and_apply(state, budget, *lists)
+        possible, change, excess, dirty, after_excess = change_and_apply(state, budget, *lists)
         assert possible
         assert not dirty
+        after = float(state.var["time"][state.pos["variant"][: int(state.meta["count"])]].sum())
         assert after == pytest.approx(seconds + change, abs=1e-9)
         assert after_excess == pytest.approx(excess, rel=1e-9, abs=1e-6)
         seconds = after

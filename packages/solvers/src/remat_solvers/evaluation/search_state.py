@@ -14,10 +14,11 @@ from remat_solvers.evaluation.switch_arrays import SwitchArrays
 EXTRAS = 4096
 
 META = (
-    "random:u8 count boundary repeats events stamp deleted inserted affected extra bad broken touched low "
-    "high base credits seconds:f8 excess:f8 price:f8 price_low:f8 best_seconds:f8 best_count tried"
+    "random:u8 count boundary repeats events stamp deleted inserted wanted affected extra bad broken touched "
+    "low high base credits seconds:f8 excess:f8 price:f8 price_low:f8 left_s:f8 best_seconds:f8 best_count "
+    "tried"
 )
-POSITION = "order variant repeats held own seconds:f8 excess:f8 deleted_stamp best"
+POSITION = "order variant repeats held own excess:f8 deleted_stamp best"
 VALUE = (
     "size pinned producer is_tangent recomputable ev_ptr ev_end ev_capacity affected affected_stamp head "
     "tail head_stamp value_stamp born dies tried_born tried_dies"
@@ -28,8 +29,8 @@ VARIANT = (
     "credit_ptr credit_end"
 )
 EXTRA = (
-    "in_at in_gap in_op in_key in_variant in_held in_own deleted extra_key extra_made extra_next stack "
-    "stack_at"
+    "in_at in_gap in_op in_key in_variant in_held in_own deleted wanted extra_key extra_made extra_next "
+    "stack stack_at"
 )
 TOUCH = "touched touched_by"
 SWITCH = "change_ptr change_end conflict_ptr conflict_end on was"
@@ -51,6 +52,7 @@ class State(NamedTuple):
     touch: NDArray[Any]  # per change of what a run at a position needs
     idx: Ints  # what variants read, then what they make, then the dying inputs that an output takes over
     events: Ints  # per value, 2 * position + (1 if made there), in a part that may be longer
+    latest: Ints  # per value, its last event; -1 if there is none
     switches: NDArray[Any]  # per switch
     changes: NDArray[Any]  # per switch and op that it changes, the variant that it puts in force
     conflicts: Ints  # per switch, those that it cannot be on with
@@ -112,6 +114,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
         extra=records(EXTRA, EXTRAS),
         touch=records(TOUCH, events),
         idx=np.concatenate([arrays.in_idx, arrays.out_idx, arrays.credit_idx]),
+        latest=np.full(values, -1),
         events=np.zeros(2 * events, np.int64),  # parts that values have left count until `rebuild`
         **_switches(choice, var, op["now"]),
     )

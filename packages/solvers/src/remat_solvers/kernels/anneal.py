@@ -6,16 +6,7 @@ from remat_solvers.kernels.derived import apply, rebuild
 from remat_solvers.kernels.incremental import begin, evaluate_change, uniform
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
-from remat_solvers.kernels.moves import (
-    drop,
-    drop_run,
-    evict,
-    evict_run,
-    exchange,
-    pick_repeat,
-    shift,
-    shift_first,
-)
+from remat_solvers.kernels.moves import describe_random
 from remat_solvers.kernels.switch import cost_of_switches, flip, flip_back
 
 
@@ -62,34 +53,14 @@ def anneal(S, budget, moves, hot, cold, weights, adapt, flips):  # type: ignore[
                 flip_back(S)
             continue
         begin(S)
-        u = uniform(S)
-        hold = 0.3 * uniform(S)
-        kind = 0
-        while kind < weights.shape[0] - 1 and u >= weights[kind]:
-            kind += 1
-        if kind == 0:
-            good = evict(S, hold)
-        elif kind == 1:
-            p = pick_repeat(S)
-            good = p >= 0
-            if good:
-                drop(S, p, uniform(S) < 0.8)
-        elif kind == 2:
-            good = shift(S)
-        elif kind == 3:
-            good = exchange(S, hold)
-        elif kind == 4:
-            good = evict_run(S, hold)
-        elif kind == 5:
-            good = drop_run(S)
-        else:
-            good = shift_first(S)
-        if not good:
+        # Metropolis' rule, its random number drawn first: most changes are refused before all of it is known.
+        most = -temperature * np.log(uniform(S) + 1e-300)
+        if not describe_random(S, weights, most):
             continue
-        # Metropolis' rule, its random number drawn first.
-        good, _, _ = evaluate_change(S, budget, -temperature * np.log(uniform(S) + 1e-300))
+        good, change, _ = evaluate_change(S, budget, most)
         meta.tried += 1
         if good:
-            meta.seconds, meta.excess = apply(S, budget)
+            meta.seconds += change
+            meta.excess = apply(S, budget)
             keep_best(S)
     return temperature

@@ -6,7 +6,8 @@ Each value has a part of `State.events` that is a little longer than it needs; w
 value gets a new one behind those in use, and `rebuild` puts all in order again.
 """
 
-from remat_solvers.kernels.incremental import NEVER, spread
+from remat_solvers.kernels.incremental import NEVER
+from remat_solvers.kernels.jit import njit_called as called
 from remat_solvers.kernels.jit import njit_inner as inner
 
 SPARE = 2  # events that the part of each value may grow by after `rebuild`
@@ -34,7 +35,7 @@ def add_copy(S, v):  # type: ignore[no-untyped-def]
                 last.own -= value.size
 
 
-@inner
+@called
 def rebuild(S, budget):  # type: ignore[no-untyped-def]
     """Derive everything from `S.pos.order` and the switches; returns (seconds, excess)."""
     meta = S.meta
@@ -59,7 +60,6 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
             repeats += 1
         run = S.var[at.variant]
         broken = max(broken, run.runs_once)
-        at.seconds = seconds
         seconds += run.time
         for k in range(run.in_ptr, run.in_end):
             S.val[S.idx[k]].ev_end += 1
@@ -105,6 +105,7 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
             value.dies = p
     for v in range(values):
         value = S.val[v]
+        S.latest[v] = S.events[value.ev_end - 1] if value.ev_end > value.ev_ptr else -1
         if value.born != NEVER:
             if value.pinned or (value.is_tangent and value.dies == value.born):
                 value.dies = count
@@ -117,29 +118,33 @@ def rebuild(S, budget):  # type: ignore[no-untyped-def]
         S.pos[p].held = held
     S.diff[count + 1] = 0
     S.pos[0].excess = 0.0
-    S.pos[count].seconds = seconds
-    sum_excess(S, 0, budget)
+    sum_excess(S, 0, count, budget)
     return seconds, S.pos[count].excess
 
 
 @inner
-def first_change(S):  # type: ignore[no-untyped-def]
-    """The first position where the change deletes or inserts."""
-    first = S.meta.count
-    for d in range(S.meta.deleted):
+def changed_part(S):  # type: ignore[no-untyped-def]
+    """The positions where the change moves runs: the first, and the one after the last.
+
+    Where as many runs are inserted as deleted, what is behind them stays.
+    """
+    meta = S.meta
+    first, stop = meta.count, 0
+    for d in range(meta.deleted):
         first = min(first, S.extra[d].deleted)
-    return min(first, S.extra[0].in_gap) if S.meta.inserted else first
+        stop = max(stop, S.extra[d].deleted + 1)
+    if meta.inserted > 0:
+        first = min(first, S.extra[0].in_gap)
+        stop = max(stop, S.extra[meta.inserted - 1].in_gap)
+    return first, stop if meta.inserted == meta.deleted else meta.count + 1
 
 
 @inner
-def place(S, first):  # type: ignore[no-untyped-def]
-    """Give each run from `first` on its new position: in `State.moved` and in `in_at`.
-
-    Returns the new length.
-    """
+def place(S, first, stop):  # type: ignore[no-untyped-def]
+    """Give each run of the changed part its new position: in `State.moved` and in `in_at`."""
     meta = S.meta
     i, to = 0, first
-    for p in range(first, meta.count + 1):
+    for p in range(first, stop):
         while i < meta.inserted and S.extra[i].in_gap == p:
             S.extra[i].in_at = to
             to += 1
@@ -149,29 +154,35 @@ def place(S, first):  # type: ignore[no-untyped-def]
         else:
             S.moved[p] = to
             to += 1
-    return to - 1
+    while i < meta.inserted:
+        S.extra[i].in_at = to
+        to += 1
+        i += 1
 
 
 @inner
-def move_events(S, first):  # type: ignore[no-untyped-def]
-    """Bring the events of all values to their new positions, which differ from `first` on."""
-    stamp = S.meta.stamp
+def move_events(S, first, stop):  # type: ignore[no-untyped-def]
+    """Bring the events of all values to their new positions, which differ from `first` to before `stop`."""
+    meta = S.meta
+    for a in range(meta.affected):
+        merge_events(S, S.val[a].affected, first, stop)
     for v in range(S.val.shape[0]):
-        value = S.val[v]
-        if value.affected_stamp == stamp:
-            merge_events(S, v, first)
+        if S.latest[v] < 2 * first or S.val[v].affected_stamp == meta.stamp:
             continue
+        value = S.val[v]
         e = value.ev_end - 1
         while e >= value.ev_ptr:
             p = S.events[e] >> 1
             if p < first:
                 break
-            S.events[e] += 2 * (S.moved[p] - p)
+            if p < stop:
+                S.events[e] += 2 * (S.moved[p] - p)
             e -= 1
+        S.latest[v] = S.events[value.ev_end - 1]
 
 
 @inner
-def merge_events(S, v, first):  # type: ignore[no-untyped-def]
+def merge_events(S, v, first, stop):  # type: ignore[no-untyped-def]
     """Merge the events of a value with those of inserted runs, at their new positions.
 
     They are written to free space, and copied back if the value's own part is long enough.
@@ -190,7 +201,7 @@ def merge_events(S, v, first):  # type: ignore[no-untyped-def]
             continue
         i += 1
         p = code >> 1
-        p = p if p < first else S.moved[p]
+        p = p if p < first or p >= stop else S.moved[p]
         S.events[e] = 2 * p + (code & 1)
         e += p >= 0  # else the next event takes the place
     events = e - start
@@ -202,6 +213,7 @@ def merge_events(S, v, first):  # type: ignore[no-untyped-def]
         for k in range(events):
             S.events[value.ev_ptr + k] = S.events[start + k]
     value.ev_end = value.ev_ptr + events
+    S.latest[v] = S.events[value.ev_end - 1] if events > 0 else -1
 
 
 @inner
@@ -213,11 +225,11 @@ def copy_run(S, p, to):  # type: ignore[no-untyped-def]
 
 
 @inner
-def move_runs(S, first):  # type: ignore[no-untyped-def]
-    """Bring each run from `first` on to its new position."""
+def move_runs(S, first, stop):  # type: ignore[no-untyped-def]
+    """Bring each run from `first` to before `stop` to its new position."""
     meta = S.meta
     gone = 0  # first towards the front, over what is deleted
-    for p in range(first, meta.count + 1):
+    for p in range(first, stop):
         if S.moved[p] < 0:
             gone += 1
         elif gone:
@@ -225,7 +237,7 @@ def move_runs(S, first):  # type: ignore[no-untyped-def]
     if meta.inserted == 0:
         return
     i = meta.inserted
-    p = meta.count - gone
+    p = stop - 1 - gone
     while i > 0:
         to = p + i
         if S.extra[i - 1].in_at == to:
@@ -240,9 +252,8 @@ def move_runs(S, first):  # type: ignore[no-untyped-def]
 
 @inner
 def apply(S, budget):  # type: ignore[no-untyped-def]
-    """Carry out the change that was evaluated last; returns (seconds, excess)."""
+    """Carry out the change that `evaluate_change` has just found valid; returns the excess."""
     meta = S.meta
-    spread(S)
     held = 0
     for p in range(meta.low, meta.high + 2):
         held += S.diff[p]
@@ -251,31 +262,35 @@ def apply(S, budget):  # type: ignore[no-untyped-def]
     for i in range(meta.touched):
         S.pos[S.touch[i].touched].own += S.touch[i].touched_by
     meta.touched = 0
-    first = first_change(S)
-    count = place(S, first)
-    move_events(S, first)
-    move_runs(S, first)
-    meta.count = count
-    list_runs(S, first)
-    sum_excess(S, min(first, meta.low), budget)
+    first, stop = changed_part(S)
+    place(S, first, stop)
+    move_events(S, first, stop)
+    move_runs(S, first, stop)
+    if meta.inserted != meta.deleted:
+        meta.count += meta.inserted - meta.deleted
+        stop = meta.count
+    list_runs(S, first, stop)
+    sum_excess(S, min(first, meta.low), max(stop, meta.high + 1), budget)
     meta.deleted = 0
     meta.inserted = 0
     meta.stamp += 1
-    return S.pos[count].seconds, S.pos[count].excess
+    return S.pos[meta.count].excess
 
 
 @inner
-def list_runs(S, first):  # type: ignore[no-untyped-def]
-    """List repeats and first runs from position `first` on, and sum their seconds."""
+def list_runs(S, first, stop):  # type: ignore[no-untyped-def]
+    """List repeats and first runs from position `first` to before `stop`."""
     meta = S.meta
-    seconds = S.pos[first].seconds
-    repeats = meta.repeats
-    while repeats > 0 and S.pos[repeats - 1].repeats >= first:
-        repeats -= 1
-    for p in range(first, meta.count):
+    low, high = 0, meta.repeats
+    while low < high:
+        middle = (low + high) >> 1
+        if S.pos[middle].repeats < first:
+            low = middle + 1
+        else:
+            high = middle
+    repeats, boundary = low, meta.boundary
+    for p in range(first, stop):
         at = S.pos[p]
-        at.seconds = seconds
-        seconds += S.var[at.variant].time
         if at.variant & 1:
             S.pos[repeats].repeats = p
             repeats += 1
@@ -283,20 +298,25 @@ def list_runs(S, first):  # type: ignore[no-untyped-def]
             op = S.ops[at.order]
             op.first = p
             if not op.backward:
-                meta.boundary = p + 1
-    S.pos[meta.count].seconds = seconds
-    meta.repeats = repeats
+                boundary = p + 1
+    if stop >= meta.boundary:  # else a forward op comes later
+        meta.boundary = boundary
+    if stop == meta.count:
+        meta.repeats = repeats
 
 
 @inner
-def sum_excess(S, first, budget):  # type: ignore[no-untyped-def]
-    """Enter the bytes of runs from position `first` on, and sum their excess."""
+def sum_excess(S, first, stop, budget):  # type: ignore[no-untyped-def]
+    """Enter the bytes of runs from position `first` on and sum their excess; from `stop` on bytes stay."""
+    count = S.meta.count
     excess = S.pos[first].excess
-    for p in range(first, S.meta.count):
+    for p in range(first, count):
         at = S.pos[p]
+        if p >= stop and at.excess == excess:
+            return
         at.excess = excess
         S.load[p] = at.held + at.own
         over = S.load[p] - budget
         if over > 0:
             excess += over
-    S.pos[S.meta.count].excess = excess
+    S.pos[count].excess = excess

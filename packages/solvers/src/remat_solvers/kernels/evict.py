@@ -3,7 +3,7 @@
 import numpy as np
 
 from remat_solvers.kernels.derived import apply, rebuild
-from remat_solvers.kernels.incremental import begin, evaluate_change, next_event, spans
+from remat_solvers.kernels.incremental import begin, evaluate_change, forget, next_event, spans
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import close_over
@@ -16,6 +16,7 @@ def describe(S, v, gap):  # type: ignore[no-untyped-def]
     """The change that evicts `v` until `gap` and recomputes it there."""
     begin(S)
     S.val[v].value_stamp = S.meta.stamp
+    S.meta.left_s = np.inf
     return close_over(S, v, gap, 0.0, 50)
 
 
@@ -93,6 +94,8 @@ def greedy(S, budget, steps, op, keep):  # type: ignore[no-untyped-def]
                 if seen % stride or not describe(S, v, gap):
                     continue
                 good, change, new_excess = evaluate_change(S, budget, np.inf)
+                if good:
+                    forget(S)
                 if good and new_excess < excess:
                     score = change / (excess - new_excess)
                     if score < best_score:
@@ -103,5 +106,5 @@ def greedy(S, budget, steps, op, keep):  # type: ignore[no-untyped-def]
         good, _, _ = evaluate_change(S, budget, np.inf)
         if not good:
             return False  # the arrays are full
-        _, excess = apply(S, budget)
+        excess = apply(S, budget)
     return True

@@ -152,6 +152,7 @@ def begin(S):  # type: ignore[no-untyped-def]
     meta.stamp += 1
     meta.deleted = 0
     meta.inserted = 0
+    meta.wanted = 0
     meta.affected = 0
     meta.extra = 0
     meta.bad = 0
@@ -245,8 +246,17 @@ def spread(S):  # type: ignore[no-untyped-def]
     for a in range(meta.affected):
         v = S.val[a].affected
         if S.val[v].size > 0 or S.val[v].is_tangent:
-            copies(S, v, -1, False)
-            copies(S, v, 1, True)
+            for sign in range(-1, 2, 2):  # one call: it is inlined, and takes long to compile
+                copies(S, v, sign, sign > 0)
+
+
+@inner
+def forget(S):  # type: ignore[no-untyped-def]
+    """Remove what `spread` has entered."""
+    meta = S.meta
+    for p in range(meta.low, meta.high + 2):
+        S.diff[p] = 0
+    meta.touched = 0
 
 
 @inner
@@ -254,7 +264,8 @@ def evaluate_change(S, budget, most):  # type: ignore[no-untyped-def]
     """Evaluate the change; returns (whether it is valid, change in seconds, new excess).
 
     A change whose seconds, and its excess at the price `meta.price`, rise by more than `most` counts as not
-    valid: most changes are refused, and these are refused as soon as they are known to be.
+    valid: most changes are refused, and these are refused as soon as they are known to be. What a valid one
+    does to the memory profile stays entered until `derived.apply` or `forget`.
     """
     meta = S.meta
     count = meta.count
@@ -293,16 +304,14 @@ def evaluate_change(S, budget, most):  # type: ignore[no-untyped-def]
             total += over & ~(over >> 63)  # 0 if it is negative
         excess += total
         p = stop
-    for p in range(low, high + 2):
-        S.diff[p] = 0
-    S.diff[count] = 0
-    S.diff[count + 1] = 0
     for d in range(meta.deleted):
         S.load[S.extra[d].deleted] += GONE
     for i in range(meta.touched):
         S.load[S.touch[i].touched] -= S.touch[i].touched_by
-    meta.touched = 0
-    return meta.bad == 0 and excess <= most_excess, seconds, max(excess, 0.0)
+    good = meta.bad == 0 and excess <= most_excess
+    if not good:
+        forget(S)
+    return good, seconds, max(excess, 0.0)
 
 
 @inner

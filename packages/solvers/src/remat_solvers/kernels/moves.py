@@ -8,13 +8,17 @@ removes the repeats that only it needed, and whole sequences of neighbouring ops
 from remat_solvers.kernels.incremental import below, delete, insert, next_event, spans, uniform
 from remat_solvers.kernels.jit import njit_inner as inner
 
+EVICT, DROP, SHIFT, EXCHANGE, EVICT_RUN, DROP_RUN, SHIFT_FIRST = range(7)  # kinds of moves
+FEW, MANY = 40, 58  # runs that a move may insert
+EVEN = 1e-9  # share of a step by which sums of times in different orders may differ
+
 
 @inner
 def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     """Insert the producer of `value` before `gap`, after the producers of its inputs that are dead there.
 
     Values whose `value_stamp` is current count as dead. With chance `hold` a dead input is kept from its last
-    use instead. False if that needs over `most` runs or is impossible.
+    use instead. False if that needs over `most` runs, takes over `meta.left_s` seconds or is impossible.
     """
     stamp = S.meta.stamp
     i = S.val[value].producer
@@ -29,9 +33,11 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
     depth = 1
     while depth > 0:
         top = S.extra[depth - 1]
-        if top.stack_at == S.var[S.ops[top.stack].now + 1].in_end:
+        run = S.var[S.ops[top.stack].now + 1]
+        if top.stack_at == run.in_end:
             depth -= 1
-            if S.meta.inserted >= most or not insert(S, gap, top.stack):
+            S.meta.left_s -= run.time
+            if S.meta.left_s < 0.0 or S.meta.inserted >= most or not insert(S, gap, top.stack):
                 return False
             continue
         v = S.idx[top.stack_at]
@@ -55,6 +61,26 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
         top.stack_at = S.var[S.ops[i].now + 1].in_ptr
         depth += 1
     return True
+
+
+@inner
+def want(S, value):  # type: ignore[no-untyped-def]
+    """Evict a value, for `recompute_wanted` to compute it again."""
+    S.val[value].value_stamp = S.meta.stamp
+    S.extra[S.meta.wanted].wanted = value
+    S.meta.wanted += 1
+
+
+@inner
+def recompute_wanted(S, gap, hold, most):  # type: ignore[no-untyped-def]
+    """Insert before `gap` what computes the wanted values again; False as for `close_over`."""
+    for d in range(S.meta.deleted):
+        S.meta.left_s += S.var[S.pos[S.extra[d].deleted].variant].time
+    i, good = 0, True
+    while good and i < S.meta.wanted:
+        good = close_over(S, S.extra[i].wanted, gap, hold, most)
+        i += 1
+    return good
 
 
 @inner
@@ -142,31 +168,30 @@ def pick_gap(S):  # type: ignore[no-untyped-def]
 
 
 @inner
-def evict(S, hold):  # type: ignore[no-untyped-def]
-    """Evict a value between two uses and recompute it for the second."""
+def evict(S):  # type: ignore[no-untyped-def]
+    """Evict a value between two uses, to recompute it for the second; returns the gap, or -1."""
     v, q, before = pick_gap(S)
     if v < 0:
-        return False
+        return -1
     gap = q
     if uniform(S) < 0.15:
         gap = before + 1 + below(S, q - before)
     if gap - before < 2:
-        return False
-    S.val[v].value_stamp = S.meta.stamp
-    return close_over(S, v, gap, hold, 40)
+        return -1
+    want(S, v)
+    return gap
 
 
 @inner
-def evict_run(S, hold):  # type: ignore[no-untyped-def]
-    """Evict the outputs of several consecutive ops and recompute them together."""
+def evict_run(S):  # type: ignore[no-untyped-def]
+    """Evict the outputs of several consecutive ops, to recompute them together; returns the gap, or -1."""
     v, q, _ = pick_gap(S)
     if v < 0:
-        return False
+        return -1
     middle = S.val[v].producer
     span = 1 + below(S, 12)
     low = max(0, middle - below(S, span + 1))
     high = min(S.ops.shape[0], low + span + 1)
-    any_value = False
     for op in range(low, high):
         run = S.var[S.ops[op].now]
         for k in range(run.out_ptr, run.out_end):
@@ -176,36 +201,28 @@ def evict_run(S, hold):  # type: ignore[no-untyped-def]
                 continue
             e = next_event(S, w, q)
             if e > value.ev_ptr and q - (S.events[e - 1] >> 1) > 1:
-                value.value_stamp = S.meta.stamp
-                any_value = True
-    if not any_value:
-        return False
-    for op in range(low, high):
-        run = S.var[S.ops[op].now]
-        for k in range(run.out_ptr, run.out_end):
-            w = S.idx[k]
-            if S.val[w].value_stamp == S.meta.stamp and not close_over(S, w, q, hold, 58):
-                return False
-    return True
+                want(S, w)
+    return q if S.meta.wanted else -1
 
 
 @inner
-def pick_repeat(S):  # type: ignore[no-untyped-def]
-    """Position of a random repeat, or -1."""
-    repeats = S.meta.repeats
-    return S.pos[below(S, repeats)].repeats if repeats > 0 else -1
+def drop_repeats(S, several):  # type: ignore[no-untyped-def]
+    """Delete a random repeat, or several consecutive ones; returns the position of the first, or -1.
 
-
-@inner
-def drop_run(S):  # type: ignore[no-untyped-def]
-    """Delete several consecutive repeats and what only they needed."""
+    What only they needed goes too; with one repeat it stays now and then.
+    """
     repeats = S.meta.repeats
     if repeats == 0:
-        return False
-    i = below(S, repeats)
-    for k in range(i, min(repeats, i + 2 + below(S, 8))):
-        drop(S, S.pos[k].repeats, True)
-    return True
+        return -1
+    first = below(S, repeats)
+    last, cascade = first + 1, True
+    if several:
+        last = min(repeats, first + 2 + below(S, 8))
+    else:
+        cascade = uniform(S) < 0.8
+    for k in range(first, last):
+        drop(S, S.pos[k].repeats, cascade)
+    return S.pos[first].repeats
 
 
 @inner
@@ -220,9 +237,10 @@ def move(S, p, gap):  # type: ignore[no-untyped-def]
 @inner
 def shift(S):  # type: ignore[no-untyped-def]
     """Move a repeat elsewhere between the last event of its inputs and the first reader of its outputs."""
-    p = pick_repeat(S)
-    if p < 0:
+    repeats = S.meta.repeats
+    if repeats == 0:
         return False
+    p = S.pos[below(S, repeats)].repeats
     at = S.pos[p]
     run = S.var[at.variant]
     earliest = S.ops[at.order].first + 1
@@ -261,15 +279,11 @@ def shift_first(S):  # type: ignore[no-untyped-def]
 
 
 @inner
-def exchange(S, hold):  # type: ignore[no-untyped-def]
-    """Keep the outputs of a repeat and evict another value, with some chance a near one."""
-    p = pick_repeat(S)
-    if p < 0:
-        return False
-    drop(S, p, uniform(S) < 0.8)
-    if uniform(S) < 0.5:
-        return evict(S, hold)
-    # A value computed near the dropped op: a neighbour that could be the checkpoint instead.
+def evict_near(S, p):  # type: ignore[no-untyped-def]
+    """Evict a value computed near the op of a dropped repeat, which could be the checkpoint instead.
+
+    Returns the gap, or -1 if there is none.
+    """
     op = S.pos[p].order
     for _ in range(8):
         other = op + below(S, 17) - 8
@@ -283,7 +297,41 @@ def exchange(S, hold):  # type: ignore[no-untyped-def]
         value = S.val[v]
         if value.pinned or not value.recomputable or not spans(S, v, p):
             continue
-        gap = S.events[next_event(S, v, p)] >> 1
-        value.value_stamp = S.meta.stamp
-        return close_over(S, v, gap, hold, 40)
-    return False
+        want(S, v)
+        return S.events[next_event(S, v, p)] >> 1
+    return -1
+
+
+@inner
+def describe_random(S, weights, most_s):  # type: ignore[no-untyped-def]
+    """Describe a random change, of a kind by its cumulated weight.
+
+    False if none was found, or one that `evaluate_change` would refuse with `most_s`.
+
+    Each part is called once: where it is inlined it takes long to compile.
+    """
+    u = uniform(S)
+    hold = 0.3 * uniform(S)
+    kind = EVICT
+    while kind < weights.shape[0] - 1 and u >= weights[kind]:
+        kind += 1
+    if kind == SHIFT:
+        return shift(S)
+    if kind == SHIFT_FIRST:
+        return shift_first(S)
+    gap, most = -1, FEW
+    S.meta.left_s = most_s + S.meta.price * S.meta.excess + EVEN * S.meta.seconds
+    if kind in (DROP, DROP_RUN, EXCHANGE):
+        p = drop_repeats(S, kind == DROP_RUN)
+        if p < 0 or kind != EXCHANGE:
+            return p >= 0
+        if uniform(S) < 0.5:
+            kind = EVICT
+        else:
+            gap = evict_near(S, p)
+    if kind == EVICT_RUN:
+        gap = evict_run(S)
+        most = MANY
+    elif kind == EVICT:
+        gap = evict(S)
+    return gap >= 0 and recompute_wanted(S, gap, hold, most)

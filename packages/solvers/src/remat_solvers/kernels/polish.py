@@ -3,7 +3,7 @@
 import numpy as np
 
 from remat_solvers.kernels.derived import apply, rebuild
-from remat_solvers.kernels.incremental import begin, evaluate_change
+from remat_solvers.kernels.incremental import begin, evaluate_change, forget
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 from remat_solvers.kernels.moves import drop, move, read_after
@@ -37,12 +37,14 @@ def polish_pass(S, budget, threshold, delaying):  # type: ignore[no-untyped-def]
             drop(S, S.pos[r].repeats, True)
         if described:
             good, change, excess = evaluate_change(S, budget, np.inf)
-            if good and excess <= S.pos[S.meta.count].excess:
-                if delaying or -change >= threshold:
-                    apply(S, budget)
-                    changed = True
-                    r = min(r, S.meta.repeats)
-                else:
+            helps = good and excess <= S.pos[S.meta.count].excess
+            if helps and (delaying or -change >= threshold):
+                apply(S, budget)
+                changed = True
+                r = min(r, S.meta.repeats)
+            elif good:
+                forget(S)
+                if helps:
                     most = max(most, -change)
         r -= 1
     return changed, most

@@ -6,6 +6,7 @@ summed in one pass over the runs, and the state is derived only for flips that a
 
 from remat_solvers.kernels.derived import rebuild
 from remat_solvers.kernels.incremental import NEVER, below, uniform
+from remat_solvers.kernels.jit import njit_called as called
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
 
@@ -13,17 +14,17 @@ EVEN = 1e-9  # ratio of times that are equal but for the order of a sum
 
 
 @inner
-def put(S, op, row, recomputable):  # type: ignore[no-untyped-def]
-    """Mark what the variant in force of an op makes; with `recomputable` 0 remove the marks."""
+def mark(S, op, row, in_force):  # type: ignore[no-untyped-def]
+    """Mark what a variant of an op makes, if it is `in_force`; else remove the marks."""
     for variant in range(row, row + 2):
         run = S.var[variant]
         for k in range(run.out_ptr, run.out_end):
             value = S.val[S.idx[k]]
-            value.recomputable = recomputable * S.var[variant].recomputes
-            value.producer = op
+            value.recomputable = run.recomputes if in_force else 0
+            value.producer = op if in_force else -1
 
 
-@inner
+@called
 def turn(S, s, on):  # type: ignore[no-untyped-def]
     """Turn one switch on or off."""
     switch = S.switches[s]
@@ -31,12 +32,12 @@ def turn(S, s, on):  # type: ignore[no-untyped-def]
         return
     switch.on = on
     for k in range(switch.change_ptr, switch.change_end):
-        put(S, S.changes[k].op, S.ops[S.changes[k].op].now, 0)
+        mark(S, S.changes[k].op, S.ops[S.changes[k].op].now, False)
     for k in range(switch.change_ptr, switch.change_end):
         change = S.changes[k]
         row = change.row if on else change.off
         S.ops[change.op].now = row
-        put(S, change.op, row, 1)
+        mark(S, change.op, row, True)
 
 
 @inner
@@ -59,7 +60,7 @@ def set_switches(S, wanted):  # type: ignore[no-untyped-def]
             turn(S, s, 1)
 
 
-@inner
+@called
 def flip(S):  # type: ignore[no-untyped-def]
     """Flip one switch, or neighbours of a family to one side; the state is still that of before."""
     family = below(S, S.families.shape[0] - 1)
@@ -146,7 +147,7 @@ def enter_runs(S):  # type: ignore[no-untyped-def]
     return True, seconds
 
 
-@inner
+@called
 def cost_of_switches(S, budget):  # type: ignore[no-untyped-def]
     """Sum the cost of the sequence with the switches of now; returns (valid, seconds, excess).
 

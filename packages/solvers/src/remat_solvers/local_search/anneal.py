@@ -8,7 +8,7 @@ from remat_solvers.evaluation.arrays import Arrays, Ints
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.protocol import Deadline
 
-CHUNK = 4_000  # moves between two checks of the deadline, and the longest that Ctrl-C waits
+CHUNK, LEAST_CHUNK = 10_000, 2_000  # moves between two checks of the deadline, and the least on large graphs
 
 FULL_OPS = 600  # of the largest graph on which a short walk gets all of its moves
 SMALL_OPS = 300  # smaller graphs get less work in all
@@ -123,12 +123,14 @@ class AnnealingWalk:
 
         If `enough`, any sequence that fits ends the walk.
         """
-        chunks = max(1, -(-moves // CHUNK))
+        chunk = max(LEAST_CHUNK, fewer_moves(CHUNK, len(self.arrays.backward)))
+        chunks = max(1, -(-moves // chunk))
+        each = -(-moves // chunks)
         flips = 0.0 if self.choice is None else FLIPS
         for i in range(chunks):
             if deadline.reached() or (enough and self.best is not None):
                 break
             begin = hot * (cold / hot) ** (i / chunks) * self.mean_s
             end = hot * (cold / hot) ** ((i + 1) / chunks) * self.mean_s
-            self._kernels.anneal(self.state, self.budget_nbytes, CHUNK, begin, end, WEIGHTS, 1.05, flips)
+            self._kernels.anneal(self.state, self.budget_nbytes, each, begin, end, WEIGHTS, 1.05, flips)
         return self.best

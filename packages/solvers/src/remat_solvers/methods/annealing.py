@@ -12,7 +12,7 @@ budget. The price rises while the budget is exceeded and falls while it holds, s
 border and may pass through sequences that do not fit. The temperature falls from about one mean op time to a
 hundredth of it, several times, each time from the best sequence so far; later rounds are longer.
 
-Work is counted in moves, each 2 to 3 us at 600 ops since only the lifetimes that a change touches are derived
+Work is counted in moves, about 1 us at 600 ops since only the lifetimes that a change touches are derived
 again (`kernels.incremental`), and most changes are refused before their memory is known. Deterministic for a
 seed and a number of moves.
 

@@ -1,6 +1,6 @@
 """Compile the loops of searches before a clock starts.
 
-They are compiled where they are first called, once for each installation, which takes some 17 s: as long as a
+They are compiled where they are first called, once for each installation, which takes some 20 s: as long as a
 user may have allowed for a plan.
 """
 
