@@ -2,13 +2,13 @@
 
 Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
-solvers of other packages, if requested; side by side interval DP, cuts at the boundary (`mincut`) and, if
-nothing fits yet, divide and conquer (`halve`) and a short walk. Each start is polished. If no start fits, the
-search for the smallest peak runs. Then walks from the starts (`portfolio.walks`), and unless that is near the
-bound the coarse program, round by round while it is cheap and gains, whose solutions are also starts and
-often optimal; in parallel a few walks from the best plan, and then more while they gain. Where nothing fits,
-the coarse program comes earlier, since it may find the first schedule. A candidate counts only if the referee
-accepts it, and no schedule over the budget is returned.
+solvers of other packages, if requested; side by side cuts at the boundary (`mincut`), unless a start is near
+the bound interval DP, and if nothing fits yet divide and conquer (`halve`) and a short walk. Each start is
+polished. If no start fits, the search for the smallest peak runs. Then walks from the starts
+(`portfolio.walks`), and unless that is near the bound the coarse program, round by round while it is cheap
+and gains, whose solutions are also starts and often optimal; in parallel a few walks from the best plan, and
+then more while they gain. Where nothing fits, the coarse program comes earlier, since it may find the first
+schedule. A candidate counts only if the referee accepts it, and no schedule over the budget is returned.
 
 Deterministic for a seed and an amount of work, unless the deadline cuts in: all parts count their work.
 """
@@ -169,9 +169,10 @@ class _Portfolio:
         """Starts that take longer; if none fits so far, a short walk too, from which no other walk begins."""
         graph, arrays, budget = self.problem.graph, self.arrays, self.problem.budget_nbytes
         parts: dict[str, Callable[[Deadline], Ints | None]] = {
-            "interval_dp": lambda within: plan(graph, arrays, budget, within),
             "mincut": lambda within: cheapest(arrays, bound, budget, CUTS, within)[0],
         }
+        if not self.known.closed(WIDE):
+            parts["interval_dp"] = lambda within: plan(graph, arrays, budget, within)
         if self.known.best is None:
             parts["halve"] = partial(halve, arrays, budget)
         if self.known.best is None and starts and self.settings.moves != 0:
@@ -289,7 +290,7 @@ class _Portfolio:
         left, most = COARSE_WORK * ops, MOST_COARSE_WORK * ops
         while (
             self.settings.proofs
-            and self.idle_rounds < IDLE_ROUNDS
+            and self.idle_rounds < self.most_idle_rounds
             and not (coarse.finished or deadline.reached())
         ):
             variables = max(1, coarse.variables)
@@ -323,6 +324,11 @@ class _Portfolio:
             if not result.ended:
                 break
         return found
+
+    @property
+    def most_idle_rounds(self) -> int:
+        """Rounds without a gain after which they end: one where bounds are no gain and a plan is near."""
+        return IDLE_ROUNDS if self.settings.bound_gains or not self.known.closed(FAR) else 1
 
     def add_start(self, order: Ints, method: str) -> Ints:
         order = self.known.polished(order, self.deadline)
