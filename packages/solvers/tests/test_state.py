@@ -7,8 +7,9 @@ import numba
 import numpy as np
 import pytest
 
+from remat_graph import Graph, Implementation, Op, Value
 from remat_solvers.evaluation.arrays import evaluate, flatten
-from remat_solvers.evaluation.search_state import State, get_order, make_state
+from remat_solvers.evaluation.search_state import EXTRAS, State, get_order, make_state
 from remat_solvers.kernels import derived
 from remat_solvers.kernels import incremental as kernels
 from remat_solvers.kernels.anneal import anneal
@@ -86,6 +87,33 @@ def test_no_event_is_written_outside_of_its_array(seed: int) -> None:
         assert derived_anew(state, budget) == derived_so_far(state)
         assert int(state.meta["events"]) <= space
         assert (behind[space:] == -7).all()
+
+
+def test_runs_with_thousands_of_values_stay_within_their_array() -> None:
+    """What the events of a change have no space for is refused; those of one run always have."""
+    values = [Value(name="x", nbytes=1, external=True)]
+    ops: list[Op] = []
+
+    def run(inputs: list[int], outputs: int) -> list[int]:
+        made = list(range(len(values), len(values) + outputs))
+        values.extend(Value(name=f"v{i}", nbytes=1) for i in made)
+        way = Implementation(inputs=inputs, outputs=made, time_s=1.0)
+        ops.append(Op(name=f"op{len(ops)}", target="op", backward=len(ops) > 2, implementations=[way]))
+        return made
+
+    parts = run([0], EXTRAS)
+    [first], [second] = run(parts, 1), run([0], 1)
+    [third] = run([first, second], 1)
+    run([*parts, third], 1)
+    state = make_state(flatten(Graph(name="wide", values=values, ops=ops)), np.arange(len(ops)), 0)
+    behind = np.zeros(len(state.extra) + 2 * EXTRAS, state.extra.dtype)
+    space = len(state.extra)
+    state = state._replace(extra=behind[:space])
+    for _ in range(5):
+        anneal(state, EXTRAS, 200, 1.0, 0.1, WEIGHTS, 1.05, 0.0)
+        assert derived_anew(state, EXTRAS) == derived_so_far(state)
+    assert int(state.meta["tried"]) > 0
+    assert not behind[space:].tobytes().strip(b"\0")
 
 
 @pytest.mark.parametrize("seed", range(30))

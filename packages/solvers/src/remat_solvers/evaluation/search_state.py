@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from remat_solvers.evaluation.arrays import Arrays, Ints, compressed, records
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 
-EXTRAS = 4096
+EXTRAS = 4096  # inserted runs' events in one change, beside those of the widest run
 
 META = (
     "random:u8 count boundary repeats events stamp deleted inserted wanted affected extra bad broken touched "
@@ -82,6 +82,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
     var["bound_to_place"] = guarded | (np.diff(arrays.over_ptr) > 0)
     var["credit_ptr"] = arrays.credit_ptr[:-1] + len(arrays.in_idx) + len(arrays.out_idx)
     var["credit_end"] = arrays.credit_ptr[1:] + len(arrays.in_idx) + len(arrays.out_idx)
+    widest = int((np.diff(arrays.in_ptr) + np.diff(arrays.out_ptr)).max(initial=0))
     made = np.concatenate([[0], np.cumsum(arrays.size[arrays.out_idx])])
     var["out_total"] = made[arrays.out_ptr[1:]] - made[arrays.out_ptr[:-1]]
     # A repeat that reads a value overwritten later would not always be valid: such ops run once.
@@ -111,7 +112,7 @@ def make_state(arrays: Arrays, order: Ints, seed: int, choice: SwitchArrays | No
         val=val,
         ops=op,
         var=var,
-        extra=records(EXTRA, EXTRAS),
+        extra=records(EXTRA, EXTRAS + widest),
         touch=records(TOUCH, events),
         idx=np.concatenate([arrays.in_idx, arrays.out_idx, arrays.credit_idx]),
         latest=np.full(values, -1),

@@ -216,12 +216,12 @@ def list_events(S):  # type: ignore[no-untyped-def]
         new = S.extra[i]
         new.in_key = new.in_gap * 64 + i
         run = S.var[new.in_variant]
+        if meta.extra + run.in_end - run.in_ptr + run.out_end - run.out_ptr > S.extra.shape[0]:
+            return False
         for k in range(run.in_ptr, run.in_end):
             add_extra(S, S.idx[k], new.in_key, 0)
         for k in range(run.out_ptr, run.out_end):
             add_extra(S, S.idx[k], new.in_key, 1)
-        if meta.extra + 64 > S.extra.shape[0]:
-            return False
     events = meta.extra
     for a in range(meta.affected):
         value = S.val[S.val[a].affected]

@@ -65,10 +65,11 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
 
 @inner
 def want(S, value):  # type: ignore[no-untyped-def]
-    """Evict a value, for `recompute_wanted` to compute it again."""
-    S.val[value].value_stamp = S.meta.stamp
-    S.extra[S.meta.wanted].wanted = value
-    S.meta.wanted += 1
+    """Evict a value, for `recompute_wanted` to compute it again, unless the list is full."""
+    if S.meta.wanted < S.extra.shape[0]:
+        S.val[value].value_stamp = S.meta.stamp
+        S.extra[S.meta.wanted].wanted = value
+        S.meta.wanted += 1
 
 
 @inner
