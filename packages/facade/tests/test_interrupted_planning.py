@@ -127,7 +127,7 @@ def test_a_carried_plan_counts(monkeypatch: pytest.MonkeyPatch, at_checks: Any) 
     planner = RecomputePlanner(budget="60%")
     planner(unet(4))
     monkeypatch.setattr(planning, "FAR", -1.0)
-    at_checks(CtrlC(30))
+    at_checks(CtrlC(20))
     with pytest.warns(PlanningInterrupted):
         plan = planner(resized(unet(4), 0))
     assert carried(plan)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from remat_solvers.evaluation.arrays import Arrays, Ints, compressed, records
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 
-EXTRAS = 4096  # inserted runs' events in one change, beside those of the widest run
+EXTRAS = 4096  # events of the inserted runs of a change, in addition to those of the widest run
 
 META = (
     "random:u8 count boundary repeats events stamp deleted inserted wanted affected extra bad broken touched "

@@ -65,7 +65,7 @@ def close_over(S, value, gap, hold, most):  # type: ignore[no-untyped-def]
 
 @inner
 def want(S, value):  # type: ignore[no-untyped-def]
-    """Evict a value, for `recompute_wanted` to compute it again, unless the list is full."""
+    """Evict a value, for `recompute_wanted` to recompute it, unless the list is full."""
     if S.meta.wanted < S.extra.shape[0]:
         S.val[value].value_stamp = S.meta.stamp
         S.extra[S.meta.wanted].wanted = value
