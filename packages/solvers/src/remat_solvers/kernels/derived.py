@@ -1,9 +1,10 @@
 """Compiled: derive the state of a sequence, from the sequence alone or from the state before a change.
 
 `apply` carries out the change that `evaluate_change` has evaluated. It leaves what is before the first
-position that changes. Only the values that the change touches get other lifetimes; events of the others move.
-Each value has a part of `State.events` that is a little longer than it needs; where it becomes too short, the
-value gets a new one behind those in use, and `rebuild` puts all in order again.
+position that changes, and where as many runs come as go what is behind the last one. Only the values that the
+change touches get other lifetimes; events of the others move. Each value has a part of `State.events` that is
+a little longer than it needs; where it becomes too short, the value gets a new one behind those in use, and
+`rebuild` puts all in order again.
 """
 
 from remat_solvers.kernels.incremental import NEVER
@@ -162,7 +163,7 @@ def place(S, first, stop):  # type: ignore[no-untyped-def]
 
 @inner
 def move_events(S, first, stop):  # type: ignore[no-untyped-def]
-    """Bring the events of all values to their new positions, which differ from `first` to before `stop`."""
+    """Bring the events of all values from `first` to before `stop` to their new positions."""
     meta = S.meta
     for a in range(meta.affected):
         merge_events(S, S.val[a].affected, first, stop)

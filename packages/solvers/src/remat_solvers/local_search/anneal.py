@@ -8,7 +8,10 @@ from remat_solvers.evaluation.arrays import Arrays, Ints
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.protocol import Deadline
 
-CHUNK, LEAST_CHUNK = 10_000, 2_000  # moves between two checks of the deadline, and the least on large graphs
+# Moves between two checks of the deadline, which Ctrl-C waits for: a hundredth of a second up to 600 ops.
+# Shorter chunks wait more for Python's lock where another thread runs Python. Large graphs have fewer moves,
+# but not fewer than the second number.
+CHUNK, LEAST_CHUNK = 10_000, 2_000
 
 FULL_OPS = 600  # of the largest graph on which a short walk gets all of its moves
 SMALL_OPS = 300  # smaller graphs get less work in all

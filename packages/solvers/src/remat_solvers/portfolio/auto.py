@@ -2,8 +2,8 @@
 
 Each step runs only if the gap to the lower bound is still open: save everything; the floor, which may prove
 that nothing fits; greedy eviction for a first valid schedule; the cut bound, whose cut is also a start;
-solvers of other packages, if requested; side by side cuts at the boundary (`mincut`), unless a start is near
-the bound interval DP, and if nothing fits yet divide and conquer (`halve`) and a short walk. Each start is
+solvers of other packages, if requested; side by side cuts at the boundary (`mincut`), interval DP if no start
+is near the bound, and if nothing fits yet divide and conquer (`halve`) and a short walk. Each start is
 polished. If no start fits, the search for the smallest peak runs. Then walks from the starts
 (`portfolio.walks`), and unless that is near the bound the coarse program, round by round while it is cheap
 and gains, whose solutions are also starts and often optimal; in parallel a few walks from the best plan, and
@@ -48,7 +48,7 @@ COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 500, 400
 LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
 NEAR_GAPS = 4  # no rounds where the plan is within as many times the wanted gap
-IDLE_ROUNDS = 2  # rounds end after as many that gain less than `MOVED`
+IDLE_ROUNDS = 2  # rounds end after as many that gain less than `MOVED`; see `most_idle_rounds`
 WALKS_BESIDE = 4  # in one thread, while another solves rounds; the next ones run in both
 FIRST_MOVES, FIRST_PRICE = 40_000, 30.0  # of the walk to a first schedule: 0.4 s at 600 ops
 
