@@ -39,6 +39,7 @@ from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.joint import JointSearch, Walk
 from remat_solvers.switching import solving
+from remat_solvers.switching.relaxed_bound import RelaxedBound
 
 AUTO = get_solver("auto", moves=2000)
 
@@ -339,24 +340,24 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
 
 
 def with_round(monkeypatch: pytest.MonkeyPatch, bound: Callable[..., float]) -> Solution:
-    """A solution of a graph where a round of the relaxed graph gives this bound."""
-    monkeypatch.setattr(solving, "tight_bound", bound)
+    """A solution of a graph where rounds of the relaxed graph give this bound."""
+    monkeypatch.setattr(RelaxedBound, "rounds_s", bound)
     graph = switched(3, ops=16)
     off = specialize(graph, ()).graph
     budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2
     return solve_switches(AUTO, Problem(graph, budget))
 
 
-def test_a_round_of_the_relaxed_graph_raises_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_the_relaxed_graph_raise_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts for the whole; nothing is lost where the program fails."""
 
-    def broken(*_: object, **__: object) -> float:
+    def broken(*_: object) -> float:
         raise ValueError("broken")
 
     with pytest.warns(SolverWarning, match=r"the coarse program failed \(ValueError: broken\)"):
         without = with_round(monkeypatch, broken)
     assert without.feasible
-    raised = with_round(monkeypatch, lambda *_, known_s, **__: known_s * (1 - 1e-6))
+    raised = with_round(monkeypatch, lambda _, known_s, deadline: known_s * (1 - 1e-6))
     assert without.lower_bound_s < raised.lower_bound_s <= raised.time_s
 
 

@@ -24,7 +24,7 @@ MOVED = 1e-4  # a gain, as a share of base time
 CLOSED = 0.005  # or of the gap, if that is more
 # Walks: their moves, and (start temperature, price of memory). With the same moves in all, long walks found
 # no more than short ones of mixed temperatures (three graphs at 20 %).
-WALK_MOVES = 50_000
+WALK_MOVES = 40_000
 DEFAULT = 1.5  # moves of a search with those from starts, as a ratio of `default_moves`
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
 FROM_BEST = ((0.1, 0.3), (1.0, 3.0), (0.3, 0.3), (0.1, 1.0), (1.0, 10.0))

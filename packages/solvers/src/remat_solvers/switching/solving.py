@@ -12,7 +12,7 @@ all of them on small graphs, on larger ones the two that are best after short an
 far from the bound and they are behind it by no more than the solver has gained over annealing. Where nothing
 fits, the solver gets the decision that could need the least memory, then the one with the smallest peak, then
 all off. A solver that takes no `starts` plans all off, all on, one family on and one family off in the order
-of their bounds. The bound of the whole is that of the relaxed graph, raised by a round of its coarse program
+of their bounds. The bound of the whole is that of the relaxed graph, raised by rounds of its coarse program
 while the solver plans, or where the gap is wide the lowest of the bounds of several parts of the decisions.
 
 Deterministic for a solver that is, unless the deadline cuts in.
@@ -26,16 +26,23 @@ from typing import Any
 
 import attrs
 
-from remat_graph import Graph, Schedule, relaxed
+from remat_graph import Schedule
 from remat_solvers.bounds.budget_bound import budget_floor
-from remat_solvers.bounds.coarse_time_bound import tight_bound
-from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, combinations_of, decided_bound_s, time_bound_s
+from remat_solvers.bounds.decisions import (
+    BOUND_SHARE,
+    MOST_COMBINED,
+    NEAR,
+    combinations_of,
+    decided_bound_s,
+    time_bound_s,
+)
 from remat_solvers.errors import warn_of
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
 from remat_solvers.running.parallel import LANES, batches, in_parallel
 from remat_solvers.switching.each_combination import report_part, solve_each
+from remat_solvers.switching.relaxed_bound import RelaxedBound
 from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
@@ -43,10 +50,8 @@ QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
 BOUNDS_SHARE = 0.3  # of what is left then, for the bounds of parts of the decisions
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
-# Work of a round of the coarse program of the relaxed graph, in checks, and times ops: half a second.
-ROUND_CHECKS, ROUND_WORK = 50, 50_000
-JOINT_MOVES, MOST_JOINT_MOVES = 0.025, 0.4  # flips as a share of a solve: for each switch, and in all
-LEAST_MOVES = 40_000
+JOINT_MOVES, MOST_JOINT_MOVES = 0.02, 0.4  # flips as a share of a solve: for each switch, and in all
+LEAST_MOVES = 30_000
 CLOSED = 0.1  # of the gap: what a pair of walks must gain
 # Start temperatures and prices of an annealing.
 WALKS = ((1.0, 3.0), (0.1, 0.3))
@@ -59,7 +64,7 @@ MEDIUM_OPS = 200  # of graphs that are solved in a second or two
 FAR, TIGHT = 0.01, 0.1  # ratios of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs
 REACH = 1e-3  # a ratio of base time: how much further than the solver's gain it may be behind
-FAMILY_MOVES = 40_000  # of each annealing that chooses them, by start temperature and price
+FAMILY_MOVES = 30_000  # of each annealing that chooses them, by start temperature and price
 FAMILY_ANNEALING = ((0.1, 0.3), (1.0, 3.0))
 GAP = 0.0005  # stop when the time is within this ratio of base time from the lower bound, as `auto` does
 
@@ -94,6 +99,7 @@ class _Decisions:
     def __init__(self, solver: Any, problem: Problem, deadline: Deadline) -> None:
         self.solver, self.problem, self.deadline = solver, problem, deadline
         self.graph, self.budget_nbytes = problem.graph, problem.budget_nbytes
+        self.relaxed = RelaxedBound(self.graph, self.budget_nbytes)
         self.search = JointSearch(self.graph, self.budget_nbytes, getattr(solver, "seed", 0))
         moves = getattr(solver, "moves", None)
         self.moves = default_moves(len(self.graph.ops)) if moves is None else moves
@@ -104,8 +110,7 @@ class _Decisions:
 
     def solve(self, start: Schedule | None) -> Solution:
         graph, budget, deadline = self.graph, self.budget_nbytes, self.deadline
-        least = relaxed(graph)
-        self.lower_s = time_bound_s(least, budget, deadline)
+        self.lower_s = self.relaxed.cut_s(deadline.share(BOUND_SHARE))
         if self.lower_s == float("inf"):
             nothing = judge_schedule(self.problem, None)
             return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
@@ -120,7 +125,7 @@ class _Decisions:
             part = deadline.share(PEAK_SHARE)
             found = smallest_peak(
                 graph,
-                budget_floor(least).nbytes,
+                self.relaxed.floor_nbytes,
                 part,
                 goal_nbytes=budget,
                 moves=getattr(self.solver, "moves", None),
@@ -136,7 +141,7 @@ class _Decisions:
             return self.best({"method": "switches"})
         annealed_s = self.best_s
         for ones in self.chosen():
-            solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on], least=least)
+            solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on], bounding=True)
             if self.search.fitting or deadline.reached():
                 break
         self.solver_gain_s = annealed_s - self.best_s if isfinite(annealed_s) else float("inf")
@@ -247,11 +252,13 @@ class _Decisions:
         """Anneal every whole family that may still be better; the solver plans the `most` best."""
         moves = fewer_moves(FAMILY_MOVES, len(self.graph.ops)) if self.moves else 0
         tried = [one.made.on for one in self.open_families()] if most and moves else []
-        for (hot, price), ons in itertools.product(FAMILY_ANNEALING, batches(tried)):
+        for pair in batches((pair, on) for pair in FAMILY_ANNEALING for on in tried):
             if self.closed() or self.deadline.reached():
                 return
-            starts = [self.search.found[on] for on in ons]
-            walks = [Walk(start=start, moves=moves, hot=hot, price=price) for start in starts]
+            walks = [
+                Walk(start=self.search.found[on], moves=moves, hot=hot, price=price)
+                for (hot, price), on in pair
+            ]
             self.search.anneal_sequences(walks, self.deadline)
         if tried:
             self.report("families")
@@ -289,18 +296,18 @@ class _Decisions:
         return self.bounds[one.made.on]
 
     def decided(
-        self, *ones: DecidedOrder, afresh: Collection[DecidedOrder] = (), least: Graph | None = None
+        self, *ones: DecidedOrder, afresh: Collection[DecidedOrder] = (), bounding: bool = False
     ) -> Solution:
         """The solver's plans of decisions, side by side, which are kept; returns that of the first.
 
-        Those of `afresh` do not begin with what was found so far. With `least`, the relaxed graph, a round of
-        its coarse program raises the bound of the whole meanwhile.
+        Those of `afresh` do not begin with what was found so far. If `bounding`, rounds of the coarse program
+        of the relaxed graph raise the bound of the whole meanwhile.
         """
         tasks: list[Callable[[Deadline], Solution | float]] = [
             partial(self.solve_decided, one, one in afresh) for one in ones
         ]
-        if least is not None and self.search.fitting and not self.closed(NEAR):
-            tasks.append(partial(self.one_round_s, least))
+        if bounding and self.search.fitting and not self.closed(NEAR):
+            tasks.append(self.rounds_s)
         results = in_parallel(tasks, self.deadline)
         solutions = [each for each in results if isinstance(each, Solution)]
         self.lower_s = max([self.lower_s, *(each for each in results if isinstance(each, float))])
@@ -309,12 +316,10 @@ class _Decisions:
                 self.search.take(one.made.restore(solution.schedule), self.deadline)
         return solutions[0]
 
-    def one_round_s(self, least: Graph, deadline: Deadline) -> float:
-        """The bound of the relaxed graph after one round of the coarse program; 0 if that fails."""
-        checks = min(ROUND_CHECKS, ROUND_WORK // len(least.ops))
-        part = deadline.share(BOUNDS_SHARE)
+    def rounds_s(self, deadline: Deadline) -> float:
+        """The bound of the relaxed graph after rounds of the coarse program; 0 if that fails."""
         try:
-            return tight_bound(least, self.budget_nbytes, part, known_s=self.best_s, rounds=1, checks=checks)
+            return self.relaxed.rounds_s(self.best_s, deadline.share(BOUNDS_SHARE))
         except Exception as error:  # noqa: BLE001 - whatever it is, the plans still count
             warn_of("the coarse program", error)
             return 0.0

@@ -1,0 +1,68 @@
+"""The bound of all decisions at once: that of the relaxed graph, which allows whatever any of them does."""
+
+from remat_graph import Graph, noremat_peak_nbytes, relaxed
+from remat_solvers.bounds.budget_bound import budget_floor
+from remat_solvers.bounds.coarse_time_bound import CoarseBound
+from remat_solvers.bounds.reachability import reachability
+from remat_solvers.bounds.time_bound import CutBound
+from remat_solvers.evaluation.arrays import flatten
+from remat_solvers.protocol import Deadline
+
+# Further rounds only where a plan is further from the bound than this ratio of base time, and while programs
+# are small: HiGHS cannot be stopped within a linear program, which takes seconds at some 1,000 variables.
+FAR, MOST_VARIABLES = 0.02, 750
+# Work as checks of HiGHS times variables, of 10 to 40 us each: of the first round, of all further ones, and
+# of those after one that has raised the bound by `GREAT`, a ratio of base time.
+FIRST_WORK, WORK, PER_GAIN = 50_000, 10_000, 160_000
+GREAT = 0.01
+CHECKS, LEAST_CHECKS = 50, 8  # the most of a round, and fewer than a round needs
+
+
+class RelaxedBound:
+    """The bound at one budget.
+
+    Attributes:
+        graph: the relaxed graph.
+        floor_nbytes: no schedule of any decision has a smaller peak.
+    """
+
+    def __init__(self, graph: Graph, budget_nbytes: int) -> None:
+        self.graph, self.budget_nbytes = relaxed(graph), budget_nbytes
+        self._reach = reachability(self.graph)
+        self.floor_nbytes = budget_floor(self.graph, self._reach).nbytes
+        self._cut: CutBound | None = None
+
+    def cut_s(self, deadline: Deadline) -> float:
+        """The cut bound in seconds; infinite if nothing fits."""
+        if self.budget_nbytes < self.floor_nbytes:
+            return float("inf")
+        if noremat_peak_nbytes(self.graph) <= self.budget_nbytes:
+            return self.graph.time_s
+        self._cut = CutBound(self.graph, self._reach)
+        return self.graph.time_s + self._cut.extra_s(self.budget_nbytes, deadline)
+
+    def rounds_s(self, known_s: float, deadline: Deadline) -> float:
+        """Seconds after rounds of the coarse program, while they are cheap and raise the bound.
+
+        Args:
+            known_s: time of a known schedule; no higher bound is needed.
+            deadline: limit by the clock.
+        """
+        base_s = lower_s = self.graph.time_s
+        if self._cut is None:
+            return base_s
+        lower_s += self._cut.proven_s
+        coarse = CoarseBound(self._cut, flatten(self.graph), self.budget_nbytes)
+        checks, left = min(CHECKS, FIRST_WORK // len(self.graph.ops)), WORK
+        while lower_s < known_s and checks and not (coarse.finished or deadline.reached()):
+            variables = coarse.variables
+            result = coarse.round(deadline, enough_s=known_s - base_s, checks=checks)
+            raised_s = max(0.0, min(base_s + result.extra_s, known_s) - lower_s)
+            lower_s += raised_s
+            if not result.ended or known_s - lower_s < FAR * base_s or coarse.variables > MOST_VARIABLES:
+                break
+            left -= result.checks * variables
+            left = max(left, round(PER_GAIN * min(1.0, raised_s / (GREAT * base_s))))
+            checks = min(CHECKS, left // max(1, coarse.variables))
+            checks = checks if checks >= LEAST_CHECKS else 0
+        return lower_s
