@@ -23,8 +23,9 @@ TIGHT, FAR, WIDE, NARROW = 0.1, 0.03, 0.01, 0.003
 MOVED = 1e-4  # a gain, as a share of base time
 CLOSED = 0.005  # or of the gap, if that is more
 # Walks: their moves, and (start temperature, price of memory). With the same moves in all, long walks found
-# no more than short ones of mixed temperatures (three graphs at 20 %).
-WALK_MOVES = 40_000
+# no more than short ones of mixed temperatures (three graphs at 20 %). Far from the bound they are a little
+# longer: 30 plans at 1.1 times their smallest budgets are 0.3 points faster in the mean.
+WALK_MOVES, FAR_MOVES = 40_000, 50_000
 DEFAULT = 1.5  # moves of a search with those from starts, as a ratio of `default_moves`
 FROM_START = ((0.1, 0.3), (1.0, 3.0))
 FROM_BEST = ((0.1, 0.3), (1.0, 3.0), (0.3, 0.3), (0.1, 1.0), (1.0, 10.0))
@@ -133,7 +134,8 @@ class Walks:
 
     @property
     def _moves_of_walk(self) -> int:
-        each = fewer_moves(WALK_MOVES, len(self.incumbent.arrays.backward))
+        moves = WALK_MOVES if self.incumbent.closed(FAR) else FAR_MOVES
+        each = fewer_moves(moves, len(self.incumbent.arrays.backward))
         return each if self.moves is None else min(each, self.moves)
 
     def _best_of(self, starts: list[Ints]) -> list[Ints]:
