@@ -75,8 +75,10 @@ def rounds_of(
 
 def test_rounds_end_near_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is always solved; no bound is above the plan."""
-    assert rounds_of(monkeypatch, 9.0, [8.0, 9.0 - FAR / 2, 9.0]) == (2, pytest.approx(9.0 - FAR / 2))
-    assert rounds_of(monkeypatch, 9.0, [9.5]) == (1, pytest.approx(9.0))
+    for raised, solved, bound in (([8.0, 9.0 - FAR / 2, 9.0], 2, 9.0 - FAR / 2), ([9.5], 1, 9.0)):
+        rounds, lower = rounds_of(monkeypatch, 9.0, raised)
+        assert rounds == solved
+        assert lower == pytest.approx(bound)
 
 
 def test_rounds_that_raise_nothing_use_up_their_work(monkeypatch: pytest.MonkeyPatch) -> None:

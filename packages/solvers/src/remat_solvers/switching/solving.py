@@ -252,12 +252,12 @@ class _Decisions:
         """Anneal every whole family that may still be better; the solver plans the `most` best."""
         moves = fewer_moves(FAMILY_MOVES, len(self.graph.ops)) if self.moves else 0
         tried = [one.made.on for one in self.open_families()] if most and moves else []
-        for pair in batches((pair, on) for pair in FAMILY_ANNEALING for on in tried):
+        for batch in batches((*kind, on) for kind in FAMILY_ANNEALING for on in tried):
             if self.closed() or self.deadline.reached():
                 return
             walks = [
                 Walk(start=self.search.found[on], moves=moves, hot=hot, price=price)
-                for (hot, price), on in pair
+                for hot, price, on in batch
             ]
             self.search.anneal_sequences(walks, self.deadline)
         if tried:
