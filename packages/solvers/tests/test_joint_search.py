@@ -34,12 +34,12 @@ from remat_solvers import (
 )
 from remat_solvers.bounds import budget_floor
 from remat_solvers.bounds.decisions import combinations_of, time_bound_s
+from remat_solvers.bounds.graph_bound import GraphBound
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
 from remat_solvers.local_search.anneal import AnnealingWalk
 from remat_solvers.local_search.joint import JointSearch, Walk
 from remat_solvers.switching import solving
-from remat_solvers.switching.relaxed_bound import RelaxedBound
 
 AUTO = get_solver("auto", moves=2000)
 
@@ -341,7 +341,7 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
 
 def with_round(monkeypatch: pytest.MonkeyPatch, bound: Callable[..., float]) -> Solution:
     """A solution of a graph where rounds of the relaxed graph give this bound."""
-    monkeypatch.setattr(RelaxedBound, "rounds_s", bound)
+    monkeypatch.setattr(GraphBound, "rounds_s", bound)
     graph = switched(3, ops=16)
     off = specialize(graph, ()).graph
     budget = (min_budget(off).nbytes + noremat_peak_nbytes(off)) // 2

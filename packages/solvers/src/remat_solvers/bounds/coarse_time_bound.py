@@ -30,7 +30,6 @@ moment multiplies the time.
 """
 
 import heapq
-from itertools import count
 
 import attrs
 import numpy as np
@@ -72,8 +71,6 @@ def tight_bound(
     deadline: Deadline | None = None,
     *,
     known_s: float = np.inf,
-    rounds: int | None = None,
-    checks: int | None = None,
 ) -> float:
     """Seconds that no valid schedule within the budget beats: `lower_bound`, raised round by round.
 
@@ -86,8 +83,6 @@ def tight_bound(
             tight at many moments.
         known_s: compute time of a known schedule within the budget: the bound does not exceed it, and it cuts
             the programs short.
-        rounds: how many at most; None for as many as raise the bound.
-        checks: limit on the work of each, counted as in `highs`; None for none.
     """
     if budget_nbytes < budget_floor(graph).nbytes:
         return float("inf")
@@ -97,10 +92,8 @@ def tight_bound(
     coarse = CoarseBound(cut, flatten(graph), budget_nbytes)
     enough_s = known_s - graph.time_s
     slack_s = 0.0
-    for _ in count() if rounds is None else range(rounds):
-        if extra_s >= enough_s - slack_s or coarse.finished or deadline.reached():
-            break
-        result = coarse.round(deadline, enough_s=enough_s, checks=checks)
+    while extra_s < enough_s - slack_s and not (coarse.finished or deadline.reached()):
+        result = coarse.round(deadline, enough_s=enough_s)
         extra_s, slack_s = max(extra_s, result.extra_s), result.slack_s
     return min(graph.time_s + extra_s, known_s)
 

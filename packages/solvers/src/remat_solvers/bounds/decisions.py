@@ -11,12 +11,10 @@ from functools import partial
 from itertools import chain, combinations, count
 from math import isfinite
 
-from remat_graph import Graph, decide, noremat_peak_nbytes, relaxed, specialize
+from remat_graph import Graph, decide, relaxed, specialize
 from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.switches.specialize import family_of
-from remat_solvers.bounds.budget_bound import budget_floor
-from remat_solvers.bounds.reachability import reachability
-from remat_solvers.bounds.time_bound import CutBound
+from remat_solvers.bounds.graph_bound import GraphBound
 from remat_solvers.protocol import Deadline
 from remat_solvers.running.parallel import in_parallel
 
@@ -47,12 +45,7 @@ def bounding_graphs(graph: Graph) -> tuple[Graph, ...]:
 
 def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
     """A lower bound on the compute seconds of a graph without switches; infinite if nothing fits."""
-    reach = reachability(graph)
-    if budget_nbytes < budget_floor(graph, reach).nbytes:
-        return float("inf")
-    if noremat_peak_nbytes(graph) <= budget_nbytes:
-        return graph.time_s
-    return graph.time_s + CutBound(graph, reach).extra_s(budget_nbytes, deadline.share(BOUND_SHARE))
+    return GraphBound(graph, budget_nbytes).cut_s(deadline.share(BOUND_SHARE))
 
 
 def decided_bound_s(

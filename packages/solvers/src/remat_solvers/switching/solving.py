@@ -26,7 +26,7 @@ from typing import Any
 
 import attrs
 
-from remat_graph import Schedule
+from remat_graph import Schedule, relaxed
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import (
     BOUND_SHARE,
@@ -36,13 +36,13 @@ from remat_solvers.bounds.decisions import (
     decided_bound_s,
     time_bound_s,
 )
+from remat_solvers.bounds.graph_bound import GraphBound
 from remat_solvers.errors import warn_of
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status, judge_schedule
 from remat_solvers.running.parallel import LANES, batches, in_parallel
 from remat_solvers.switching.each_combination import report_part, solve_each
-from remat_solvers.switching.relaxed_bound import RelaxedBound
 from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
@@ -99,7 +99,7 @@ class _Decisions:
     def __init__(self, solver: Any, problem: Problem, deadline: Deadline) -> None:
         self.solver, self.problem, self.deadline = solver, problem, deadline
         self.graph, self.budget_nbytes = problem.graph, problem.budget_nbytes
-        self.relaxed = RelaxedBound(self.graph, self.budget_nbytes)
+        self.relaxed = GraphBound(relaxed(self.graph), self.budget_nbytes)
         self.search = JointSearch(self.graph, self.budget_nbytes, getattr(solver, "seed", 0))
         moves = getattr(solver, "moves", None)
         self.moves = default_moves(len(self.graph.ops)) if moves is None else moves

@@ -1,6 +1,9 @@
-"""The bound of all decisions at once: that of the relaxed graph, which allows whatever any of them does."""
+"""The bound of a graph without switches at one budget: the cut bound, and rounds that may raise it.
 
-from remat_graph import Graph, noremat_peak_nbytes, relaxed
+That of a relaxed graph, which allows whatever any decision of its switches does, bounds all of them.
+"""
+
+from remat_graph import Graph, noremat_peak_nbytes
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.coarse_time_bound import CoarseBound
 from remat_solvers.bounds.reachability import reachability
@@ -18,22 +21,23 @@ GREAT = 0.01
 CHECKS, LEAST_CHECKS = 50, 8  # the most of a round, and fewer than a round needs
 
 
-class RelaxedBound:
-    """The bound at one budget.
+class GraphBound:
+    """The bound of a graph at one budget.
 
     Attributes:
-        graph: the relaxed graph.
-        floor_nbytes: no schedule of any decision has a smaller peak.
+        graph: without switches.
+        budget_nbytes: bound on the peak.
+        floor_nbytes: no schedule has a smaller peak.
     """
 
     def __init__(self, graph: Graph, budget_nbytes: int) -> None:
-        self.graph, self.budget_nbytes = relaxed(graph), budget_nbytes
-        self._reach = reachability(self.graph)
-        self.floor_nbytes = budget_floor(self.graph, self._reach).nbytes
+        self.graph, self.budget_nbytes = graph, budget_nbytes
+        self._reach = reachability(graph)
+        self.floor_nbytes = budget_floor(graph, self._reach).nbytes
         self._cut: CutBound | None = None
 
     def cut_s(self, deadline: Deadline) -> float:
-        """The cut bound in seconds; infinite if nothing fits."""
+        """A lower bound on the compute seconds, by cuts; infinite if nothing fits."""
         if self.budget_nbytes < self.floor_nbytes:
             return float("inf")
         if noremat_peak_nbytes(self.graph) <= self.budget_nbytes:
@@ -42,7 +46,7 @@ class RelaxedBound:
         return self.graph.time_s + self._cut.extra_s(self.budget_nbytes, deadline)
 
     def rounds_s(self, known_s: float, deadline: Deadline) -> float:
-        """Seconds after rounds of the coarse program, while they are cheap and raise the bound.
+        """The bound of `cut_s`, raised by rounds of the coarse program while they are cheap and gain.
 
         Args:
             known_s: time of a known schedule; no higher bound is needed.
