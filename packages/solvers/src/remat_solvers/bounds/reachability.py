@@ -23,11 +23,22 @@ class Reachability:
 
 
 def reachability(graph: Graph) -> Reachability:
-    """Compute the dependencies; O(ops * edges / 64)."""
+    """Compute the dependencies; O(ops * edges / 64).
+
+    An op that overwrites a buffer's or a generator's state comes after all that read the state before.
+    """
     count = len(graph.ops)
     free = [value.external or value.placement is not None for value in graph.values]
     tangents = {v for v in graph.tangents if not free[v]}
     reading: list[list[int]] = [[] for _ in graph.values]
+    overwriter: dict[int, int] = {}
+    for w, value in enumerate(graph.values):
+        maker = graph.producer[w]
+        if value.replaces is not None and maker is not None:
+            overwriter[value.replaces] = maker
+    overwritten: list[list[int]] = [[] for _ in range(count)]
+    for v, i in overwriter.items():
+        overwritten[i].append(v)
     ancestors, after_boundary = [0] * count, [False] * count
     for i, op in enumerate(graph.ops):
         for v in op.first.inputs:
@@ -38,11 +49,17 @@ def reachability(graph: Graph) -> Reachability:
             elif maker is not None and maker != i:
                 ancestors[i] |= ancestors[maker] | 1 << maker
                 after_boundary[i] = after_boundary[i] or after_boundary[maker]
+        for reader in (reader for v in overwritten[i] for reader in reading[v] if reader != i):
+            ancestors[i] |= ancestors[reader] | 1 << reader
+            after_boundary[i] = after_boundary[i] or after_boundary[reader]
     descendants = [0] * count
     for i in range(count - 1, -1, -1):
         for v in graph.ops[i].first.outputs:
             for reader in reading[v]:
                 descendants[i] |= descendants[reader] | 1 << reader
+        for writer in (overwriter[v] for v in graph.ops[i].first.inputs if v in overwriter):
+            if writer != i:
+                descendants[i] |= descendants[writer] | 1 << writer
     recomputable = {
         v
         for op in graph.ops
