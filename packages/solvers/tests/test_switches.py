@@ -100,7 +100,7 @@ def test_parts_of_the_decisions_bound_all_of_them(seed: int) -> None:
     floor_nbytes, save_all_nbytes = budget_floor(relaxed(graph)).nbytes, noremat_peak_nbytes(graph)
     for budget in {floor_nbytes - 1, floor_nbytes, (floor_nbytes + save_all_nbytes) // 2}:
         relaxed_s = time_bound_s(relaxed(graph), budget, Deadline())
-        found = decided_bound_s(graph, budget, Deadline(), relaxed_s=relaxed_s)
+        found = decided_bound_s(graph, budget, Deadline())
         assert found >= relaxed_s
         undecided_s = time_bound_s(relaxed(decide(graph, (), ())), budget, Deadline())
         assert undecided_s == relaxed_s
@@ -133,9 +133,9 @@ def test_parts_see_what_the_relaxed_graph_hides() -> None:
     graph = Graph(name="hidden", values=values, ops=ops)
     relaxed_s = time_bound_s(relaxed(graph), 150, Deadline())
     assert relaxed_s == 3.0
-    assert decided_bound_s(graph, 150, Deadline(), relaxed_s=relaxed_s) == 6.0
-    assert decided_bound_s(graph, 150, Deadline(), relaxed_s=relaxed_s, enough_s=3.0) == 3.0
-    assert decided_bound_s(graph, 50, Deadline(), relaxed_s=0.0) == float("inf")
+    assert decided_bound_s(graph, 150, Deadline()) == 6.0
+    assert decided_bound_s(graph, 150, Deadline(), enough_s=3.0) == 3.0
+    assert decided_bound_s(graph, 50, Deadline()) == float("inf")
 
 
 @pytest.mark.parametrize("most", [32, 31])
@@ -152,7 +152,7 @@ def test_parts_that_raise_no_bound_are_few(monkeypatch: pytest.MonkeyPatch, most
     graph = with_random_switches(random_graph(3, 40), 3, most=20)
     assert len(graph.switches) > decisions.FEW_PARTS
     least_s = relaxed(graph).time_s
-    decided_bound_s(graph, 0, Deadline(), relaxed_s=least_s, enough_s=100 * graph.time_s)
+    decided_bound_s(graph, 0, Deadline(), enough_s=100 * graph.time_s)
     assert len(bounded) == decisions.FEW_PARTS
 
 

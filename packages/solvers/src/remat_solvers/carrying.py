@@ -58,8 +58,8 @@ class Carried:
         if found.time_s is not None:
             enough_s = found.time_s - self.far * graph.time_s
             if graph.switches and lower_s < enough_s:
-                known = {"relaxed_s": lower_s, "enough_s": enough_s}
-                lower_s = decided_bound_s(graph, budget_nbytes, deadline, **known)
+                decided_s = decided_bound_s(graph, budget_nbytes, deadline, enough_s=enough_s)
+                lower_s = max(lower_s, decided_s)
             lower_s = min(lower_s, found.time_s)
         proven = found.time_s is not None and found.time_s <= lower_s * (1 + 1e-12)
         status = Status.OPTIMAL if proven else found.status if best is None else Status.FEASIBLE

@@ -223,8 +223,8 @@ class CoarseProgram:
                         if maker is not None and maker not in done and v not in live and not reach.free[v]:
                             waiting.append((maker, False))
 
-            first = self.moments[s - 1] if s else None  # memory is bounded when it runs, so nothing may precede it
-            for i in sorted((i for i in runs[s] if i not in ran), key=lambda i: (i != first, i)):
+            begin = self.moments[s - 1] if s else None  # comes first: memory is bounded when it runs
+            for i in sorted((i for i in runs[s] if i not in ran), key=lambda i: (i != begin, i)):
                 demand(i)
             there = live | self.reach.tangent_set
             for v in sorted(kept[s + 1] - live if not late else ()):

@@ -3,13 +3,19 @@
 All decisions if they are few; else those of whole families, and the relaxed graph. That graph takes the best
 of each decision at once: of a loss in chunks the bytes, and of the whole loss the time. So parts of the
 decisions are bounded one by one: with a switch on, and with it off, then with another, the part with the
-lowest bound first (branch and bound; A. H. Land and A. G. Doig, 1960).
+lowest bound first (branch and bound; A. H. Land and A. G. Doig, 1960). Switches of ops near the one where
+memory binds come first, of the masks of a model's dropouts for example, and of a few the one that raises the
+lower of its two bounds most (strong branching; D. Applegate et al., 1995). Rounds of the coarse program then
+raise the bounds of the lowest parts.
 """
 
 import heapq
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain, combinations, count
 from math import isfinite
+
+import attrs
 
 from remat_graph import Graph, decide, relaxed, specialize
 from remat_graph.switches.conflicts import compatible, conflicts
@@ -22,7 +28,9 @@ MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
 NEAR = 0.005  # a ratio of base time: within it of the bound, a plan needs no better bound
-FEW_PARTS, GAINED = 4, 0.05  # the search ends where a few more have not closed this share of the gap
+GAINED = 0.05  # a part is divided if its bound closes this share of the gap
+TRIED = 2  # switches by which a part may be divided
+REFINED = 4  # parts of which the coarse program is solved
 
 
 def combinations_of(graph: Graph) -> tuple[tuple[frozenset[str], ...], bool]:
@@ -49,12 +57,7 @@ def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
 
 
 def decided_bound_s(
-    graph: Graph,
-    budget_nbytes: int,
-    deadline: Deadline,
-    *,
-    relaxed_s: float,
-    enough_s: float = float("inf"),
+    graph: Graph, budget_nbytes: int, deadline: Deadline, *, enough_s: float = float("inf")
 ) -> float:
     """A lower bound on the compute seconds of a graph with switches under any decision of them.
 
@@ -62,51 +65,111 @@ def decided_bound_s(
         graph: the training step.
         budget_nbytes: bound on the peak.
         deadline: ends the search with what is proven so far.
-        relaxed_s: `time_bound_s` of the relaxed graph.
         enough_s: a bound that is as good as any higher one, such as the time of a known schedule.
 
     Returns:
         Seconds; infinite if nothing fits.
     """
-    found, number = conflicts(graph), count()
-    switches = sorted(graph.switches, key=_added_s(graph).__getitem__, reverse=True)
+    bound = DecidedBound(graph, budget_nbytes, deadline)
+    bound.branch(enough_s, deadline)
+    return bound.lower_s
 
-    def bound_s(decision: _Decision, within: Deadline) -> float:
-        return time_bound_s(relaxed(decide(graph, *decision)), budget_nbytes, within)
 
-    parts: list[_Part] = [(relaxed_s, next(number), frozenset(), frozenset())]
-    most, done = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(graph.ops)), 0
-    least_s, before_s = GAINED * (enough_s - relaxed_s), relaxed_s
-    while done < most and parts[0][0] < enough_s and not deadline.reached():
-        known_s, _, on, off = parts[0]
-        switch = next((each for each in switches if each not in on | off), None)
-        if switch is None:
-            break
-        halves = ((on | {switch}, off | found[switch]), (on, off | {switch}))
-        heapq.heappop(parts)
-        for half, half_s in zip(
-            halves, in_parallel([partial(bound_s, half) for half in halves], deadline), strict=True
-        ):
-            heapq.heappush(parts, (max(known_s, half_s), next(number), *half))
-        done += len(halves)
-        if done % FEW_PARTS == 0:
-            if isfinite(enough_s) and parts[0][0] < before_s + least_s:
+@attrs.frozen(kw_only=True, eq=False)
+class _Part:
+    """The decisions with some switches on and others off."""
+
+    bound: GraphBound
+    lower_s: float  # no schedule under these decisions is faster
+    on: frozenset[str] = frozenset()
+    off: frozenset[str] = frozenset()
+    refined: bool = False  # whether rounds of the coarse program have raised it
+
+
+class DecidedBound:
+    """Bounds on the compute seconds of parts of a graph's decisions, which together are all of them.
+
+    Args:
+        graph: the training step.
+        budget_nbytes: bound on the peak.
+        deadline: of the first bound, that of all decisions together.
+
+    Attributes:
+        floor_nbytes: no schedule has a smaller peak.
+    """
+
+    def __init__(self, graph: Graph, budget_nbytes: int, deadline: Deadline) -> None:
+        self.graph, self.budget_nbytes = graph, budget_nbytes
+        self._number = count()
+        self._parts: list[tuple[float, int, _Part]] = []  # a heap, the lowest bound on top
+        self._conflicts = conflicts(graph)
+        whole = self._part(frozenset(), frozenset(), deadline)
+        self.floor_nbytes = whole.bound.floor_nbytes
+        self._push(whole)
+
+    @property
+    def lower_s(self) -> float:
+        """No schedule within the budget is faster; infinite if nothing fits."""
+        return self._parts[0][0]
+
+    def _push(self, part: _Part) -> None:
+        heapq.heappush(self._parts, (part.lower_s, next(self._number), part))
+
+    def _part(self, on: frozenset[str], off: frozenset[str], deadline: Deadline) -> _Part:
+        graph = relaxed(decide(self.graph, on, off) if on or off else self.graph)
+        bound = GraphBound(graph, self.budget_nbytes)
+        return _Part(bound=bound, lower_s=bound.cut_s(deadline.share(BOUND_SHARE)), on=on, off=off)
+
+    def _halves(self, part: _Part, deadline: Deadline) -> tuple[_Part, _Part] | None:
+        """A part with one more switch on, and one with it off; None if all are decided."""
+        on, off = part.on, part.off
+        switches = [switch for switch in self._near(part.bound.binding) if switch not in on | off][:TRIED]
+        decided = [
+            each
+            for switch in switches
+            for each in ((on | {switch}, off | self._conflicts[switch]), (on, off | {switch}))
+        ]
+        found = in_parallel([partial(self._part, *each) for each in decided], deadline)
+        raised = [attrs.evolve(each, lower_s=max(part.lower_s, each.lower_s)) for each in found]
+        pairs = zip(raised[::2], raised[1::2], strict=True)
+        return max(pairs, key=lambda pair: min(one.lower_s for one in pair), default=None)
+
+    def _near(self, binding: str | None) -> list[str]:
+        """The switches, those first whose ops are nearest to the one of this name in the trace."""
+        place = next((i for i, op in enumerate(self.graph.ops) if op.name == binding), 0)
+        distance: dict[str, int] = {}
+        for i, op in enumerate(self.graph.ops):
+            for other in op.alternatives:
+                distance[other.switch] = min(abs(i - place), distance.get(other.switch, len(self.graph.ops)))
+        return sorted(self.graph.switches, key=distance.__getitem__)
+
+    def branch(self, enough_s: float, deadline: Deadline) -> None:
+        """Divide the part with the lowest bound while that gains, until it is at least `enough_s`."""
+        left = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(self.graph.ops))
+        least_s = GAINED * (enough_s - self.lower_s) if isfinite(enough_s) else 0.0
+        while left > 0 and self.lower_s < enough_s and not deadline.reached():
+            part = self._parts[0][2]
+            halves = self._halves(part, deadline)
+            if halves is None or min(half.lower_s for half in halves) < part.lower_s + least_s:
                 break
-            before_s = parts[0][0]
-    return parts[0][0]
+            heapq.heappop(self._parts)
+            for half in halves:
+                self._push(half)
+            left -= 2 * TRIED
 
+    def refine(self, known_s: float, deadline: Deadline) -> None:
+        """Raise the bounds of the lowest parts by rounds of the coarse program.
 
-_Decision = tuple[frozenset[str], frozenset[str]]
-"""The switches that are on, and those that are off."""
-
-_Part = tuple[float, int, frozenset[str], frozenset[str]]
-"""Its bound, a number that breaks ties, and the decision."""
-
-
-def _added_s(graph: Graph) -> dict[str, float]:
-    """Per switch the seconds that it adds when it is on."""
-    added_s = dict.fromkeys(graph.switches, 0.0)
-    for op in graph.ops:
-        for other in op.alternatives:
-            added_s[other.switch] += op.implementations[other.first].time_s - op.first.time_s
-    return added_s
+        Args:
+            known_s: time of a known schedule; no higher bound is needed.
+            deadline: limit by the clock.
+        """
+        for _ in range(REFINED):
+            part = self._parts[0][2]
+            if part.refined or part.lower_s >= known_s or deadline.reached():
+                return
+            lower_s = max(part.lower_s, part.bound.rounds_s(known_s, deadline))
+            heapq.heapreplace(
+                self._parts,
+                (lower_s, next(self._number), attrs.evolve(part, lower_s=lower_s, refined=True)),
+            )

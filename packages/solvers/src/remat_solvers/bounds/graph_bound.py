@@ -36,6 +36,12 @@ class GraphBound:
         self.floor_nbytes = budget_floor(graph, self._reach).nbytes
         self._cut: CutBound | None = None
 
+    @property
+    def binding(self) -> str | None:
+        """After `cut_s`: the name of the op at which its cut binds; None if it binds nowhere."""
+        found = None if self._cut is None else self._cut.binding()
+        return None if found is None else self.graph.ops[found[0]].name
+
     def cut_s(self, deadline: Deadline) -> float:
         """A lower bound on the compute seconds, by cuts; infinite if nothing fits."""
         if self.budget_nbytes < self.floor_nbytes:

@@ -155,9 +155,9 @@ def build(G, W, i):  # type: ignore[no-untyped-def]
                 waiting = need(G, W, i, source, G.idx[k], waiting)
     for v in range(G.value.shape[0]):
         value = G.value[v]
-        if value.pinned == 1 and value.size > 0 and value.producer >= 0:
-            if may_not_have_run(G, W, i, value.producer):
-                waiting = need(G, W, i, source, v, waiting)
+        held = value.pinned == 1 and value.size > 0 and value.producer >= 0
+        if held and may_not_have_run(G, W, i, value.producer):
+            waiting = need(G, W, i, source, v, waiting)
     head = 0
     while head < waiting:
         x = W.node[head].queue

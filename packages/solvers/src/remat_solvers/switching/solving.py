@@ -12,8 +12,8 @@ all of them on small graphs, on larger ones the two that are best after short an
 far from the bound and they are behind it by no more than the solver has gained over annealing. Where nothing
 fits, the solver gets the decision that could need the least memory, then the one with the smallest peak, then
 all off. A solver that takes no `starts` plans all off, all on, one family on and one family off in the order
-of their bounds. The bound of the whole is that of the relaxed graph, raised by rounds of its coarse program
-while the solver plans, or where the gap is wide the lowest of the bounds of several parts of the decisions.
+of their bounds. The bound of the whole is that of the relaxed graph, or where the gap is wide the lowest of
+the bounds of several parts of the decisions; rounds of the coarse program raise it while the solver plans.
 
 Deterministic for a solver that is, unless the deadline cuts in.
 """
@@ -26,17 +26,15 @@ from typing import Any
 
 import attrs
 
-from remat_graph import Schedule, relaxed
+from remat_graph import Schedule
 from remat_solvers.bounds.budget_bound import budget_floor
 from remat_solvers.bounds.decisions import (
-    BOUND_SHARE,
     MOST_COMBINED,
     NEAR,
+    DecidedBound,
     combinations_of,
-    decided_bound_s,
     time_bound_s,
 )
-from remat_solvers.bounds.graph_bound import GraphBound
 from remat_solvers.errors import warn_of
 from remat_solvers.local_search.anneal import default_moves, fewer_moves
 from remat_solvers.local_search.joint import DecidedOrder, JointSearch, Walk
@@ -99,18 +97,17 @@ class _Decisions:
     def __init__(self, solver: Any, problem: Problem, deadline: Deadline) -> None:
         self.solver, self.problem, self.deadline = solver, problem, deadline
         self.graph, self.budget_nbytes = problem.graph, problem.budget_nbytes
-        self.relaxed = GraphBound(relaxed(self.graph), self.budget_nbytes)
+        self.bound = DecidedBound(self.graph, self.budget_nbytes, deadline)
+        self.lower_s = self.bound.lower_s
         self.search = JointSearch(self.graph, self.budget_nbytes, getattr(solver, "seed", 0))
         moves = getattr(solver, "moves", None)
         self.moves = default_moves(len(self.graph.ops)) if moves is None else moves
-        self.lower_s = self.graph.time_s
         self.bounds: dict[frozenset[str], float] = {}
         self.planned: set[frozenset[str]] = set()  # decisions that the solver has had without a start
         self.solver_gain_s = float("inf")  # of its first plan over the annealed one
 
     def solve(self, start: Schedule | None) -> Solution:
         graph, budget, deadline = self.graph, self.budget_nbytes, self.deadline
-        self.lower_s = self.relaxed.cut_s(deadline.share(BOUND_SHARE))
         if self.lower_s == float("inf"):
             nothing = judge_schedule(self.problem, None)
             return attrs.evolve(nothing, status=Status.INFEASIBLE, lower_bound_s=self.lower_s)
@@ -125,7 +122,7 @@ class _Decisions:
             part = deadline.share(PEAK_SHARE)
             found = smallest_peak(
                 graph,
-                self.relaxed.floor_nbytes,
+                self.bound.floor_nbytes,
                 part,
                 goal_nbytes=budget,
                 moves=getattr(self.solver, "moves", None),
@@ -139,17 +136,16 @@ class _Decisions:
         self.anneal(part, self.search.fitting[:STARTS], moves)
         if self.closed() or deadline.reached():
             return self.best({"method": "switches"})
+        if self.search.fitting and not self.closed(WORTH):
+            self.bound.branch(self.best_s - NEAR * graph.time_s, deadline.share(BOUNDS_SHARE))
+            self.lower_s = self.bound.lower_s
+            self.report("bound")
         annealed_s = self.best_s
         for ones in self.chosen():
             solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on], bounding=True)
             if self.search.fitting or deadline.reached():
                 break
         self.solver_gain_s = annealed_s - self.best_s if isfinite(annealed_s) else float("inf")
-        if self.search.fitting and not self.closed(WORTH):
-            enough_s = self.best_s - NEAR * graph.time_s
-            part = deadline.share(BOUNDS_SHARE)
-            self.lower_s = decided_bound_s(graph, budget, part, relaxed_s=self.lower_s, enough_s=enough_s)
-            self.report("bound")
         if len(graph.ops) <= SMALL_OPS:
             self.solve_families()
         else:
@@ -301,28 +297,27 @@ class _Decisions:
         """The solver's plans of decisions, side by side, which are kept; returns that of the first.
 
         Those of `afresh` do not begin with what was found so far. If `bounding`, rounds of the coarse program
-        of the relaxed graph raise the bound of the whole meanwhile.
+        raise the bound of the whole meanwhile.
         """
-        tasks: list[Callable[[Deadline], Solution | float]] = [
+        tasks: list[Callable[[Deadline], Solution | None]] = [
             partial(self.solve_decided, one, one in afresh) for one in ones
         ]
         if bounding and self.search.fitting and not self.closed(NEAR):
-            tasks.append(self.rounds_s)
+            tasks.append(self.refine)
         results = in_parallel(tasks, self.deadline)
-        solutions = [each for each in results if isinstance(each, Solution)]
-        self.lower_s = max([self.lower_s, *(each for each in results if isinstance(each, float))])
+        self.lower_s = self.bound.lower_s  # not before, since the other thread reads it
+        solutions = [each for each in results if each is not None]
         for one, solution in zip(ones, solutions, strict=True):
             if solution.schedule is not None:
                 self.search.take(one.made.restore(solution.schedule), self.deadline)
         return solutions[0]
 
-    def rounds_s(self, deadline: Deadline) -> float:
-        """The bound of the relaxed graph after rounds of the coarse program; 0 if that fails."""
+    def refine(self, deadline: Deadline) -> None:
+        """Raise the bound of the whole by rounds of the coarse program, if they do not fail."""
         try:
-            return self.relaxed.rounds_s(self.best_s, deadline.share(BOUNDS_SHARE))
+            self.bound.refine(self.best_s, deadline.share(BOUNDS_SHARE))
         except Exception as error:  # noqa: BLE001 - whatever it is, the plans still count
             warn_of("the coarse program", error)
-            return 0.0
 
     def solve_decided(self, one: DecidedOrder, afresh: bool, deadline: Deadline) -> Solution:
         """The solver's plan of one decision."""
