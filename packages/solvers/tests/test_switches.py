@@ -34,6 +34,7 @@ from remat_solvers import (
 )
 from remat_solvers.bounds import budget_floor, decisions
 from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, decided_bound_s, time_bound_s
+from remat_solvers.bounds.graph_bound import GraphBound
 
 AUTO = get_solver("auto", moves=300)
 
@@ -138,22 +139,23 @@ def test_parts_see_what_the_relaxed_graph_hides() -> None:
     assert decided_bound_s(graph, 50, Deadline()) == float("inf")
 
 
-@pytest.mark.parametrize("most", [32, 31])
-def test_parts_that_raise_no_bound_are_few(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Also where the most that may be bounded is no multiple of what is looked at together."""
-    bounded: list[Graph] = []
+@pytest.mark.parametrize(("raised_s", "most", "bounded"), [(0.0, 32, 2), (1.0, 32, 32), (1.0, 9, 12)])
+def test_parts_are_divided_while_that_raises_a_bound(
+    monkeypatch: pytest.MonkeyPatch, raised_s: float, most: int, bounded: int
+) -> None:
+    """And while few enough are bounded: each time the halves by two switches."""
+    found: list[float] = []
 
-    def bound(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
-        bounded.append(graph)
-        return graph.time_s
+    def bound(self: GraphBound, deadline: Deadline) -> float:
+        found.append(raised_s * len(found))
+        return found[-1]
 
     monkeypatch.setattr(decisions, "MOST_PARTS", most)
-    monkeypatch.setattr(decisions, "time_bound_s", bound)
+    monkeypatch.setattr(GraphBound, "cut_s", bound)
     graph = with_random_switches(random_graph(3, 40), 3, most=20)
-    assert len(graph.switches) > decisions.FEW_PARTS
-    least_s = relaxed(graph).time_s
-    decided_bound_s(graph, 0, Deadline(), enough_s=100 * graph.time_s)
-    assert len(bounded) == decisions.FEW_PARTS
+    assert len(graph.switches) > 2 * decisions.TRIED
+    decided_bound_s(graph, 0, Deadline())
+    assert len(found) == 1 + bounded * (1 if raised_s else decisions.TRIED)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -114,7 +114,7 @@ class CoarseProgram:
         return kept
 
     def _add_reads(self, begin: int, runs: Runs) -> None:
-        """An op reads what is live when interval `begin` begins or computed since by one of `runs`, as it is."""
+        """One of `runs` reads what is live when interval `begin` begins or computed since by another one."""
         for i, run in runs.items():
             op = self.graph.ops[i]
             inputs = set(op.first.inputs)

@@ -10,7 +10,6 @@ raise the bounds of the lowest parts.
 """
 
 import heapq
-from collections.abc import Iterable
 from functools import partial
 from itertools import chain, combinations, count
 from math import isfinite
@@ -150,7 +149,7 @@ class DecidedBound:
         while left > 0 and self.lower_s < enough_s and not deadline.reached():
             part = self._parts[0][2]
             halves = self._halves(part, deadline)
-            if halves is None or min(half.lower_s for half in halves) < part.lower_s + least_s:
+            if halves is None or min(half.lower_s for half in halves) <= part.lower_s + least_s:
                 break
             heapq.heappop(self._parts)
             for half in halves:

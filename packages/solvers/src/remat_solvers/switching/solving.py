@@ -58,6 +58,7 @@ WALKS = ((1.0, 3.0), (0.1, 0.3))
 WORTH = 0.01
 STARTS = 5  # whole families from which annealing starts
 SMALL_OPS = 60  # of graphs on which the solver plans each whole family, in a fraction of a second each
+ROUNDS_OPS = 60  # of graphs whose rounds of the coarse program take a hundredth of a second
 MEDIUM_OPS = 200  # of graphs that are solved in a second or two
 FAR, TIGHT = 0.01, 0.1  # ratios of base time, between plan and bound
 MOST_FAMILIES = 2  # that the solver plans on larger graphs
@@ -329,8 +330,9 @@ class _Decisions:
         starts = (tuple(one.order.tolist()),) if not afresh and (one.made.on or known) else ()
         if not one.made.on or not starts:
             self.planned.add(one.made.on)
-        # The bound of one decision bounds nothing else, so work that only raises it is lost.
-        changed: dict[str, object] = {"starts": starts, "bound_gains": False}
+        # The bound of one decision bounds nothing else, so work that only raises it is lost, unless that is
+        # quick: its plans may still gain.
+        changed: dict[str, object] = {"starts": starts, "bound_gains": len(self.graph.ops) <= ROUNDS_OPS}
         if afresh:
             changed["rival_s"] = self.best_s
             if len(self.graph.ops) > SMALL_OPS:
