@@ -312,6 +312,7 @@ class _Portfolio:
                 found += self.attempt(coarse=partial(self.fitting, result)).values()
             if result.proven and known.best_s - known.bound_s <= result.slack_s:
                 known.bound_s = known.best_s
+                self.report("coarse")
             self.rounds += 1
             most -= result.checks * variables
             least_s = MOVED * known.base_s
