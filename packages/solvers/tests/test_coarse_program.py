@@ -56,7 +56,9 @@ def dropouts(seed: int, *, weights: bool = True) -> Graph:
         values.append(Value(name=name, nbytes=nbytes, **more))
         return len(values) - 1
 
-    state, layer, saved = 0, [], []
+    layer: list[int] = []
+    saved: list[int] = []
+    state = 0
     for i in range(4):
         made = value(f"a{i}", rng.randint(5, 30))
         ops.append(run(f"f{i}", layer[-1:], [made]))

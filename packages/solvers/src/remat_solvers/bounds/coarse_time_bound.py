@@ -25,8 +25,8 @@ optimality; GPT-2 with its head at 40 %: the place of the head's weight gradient
 raises 33.7 to 34.6 %), and each round gives a good start for a search. Checkmate (Jain et al. 2020) is the
 same program with a moment at every op, a fixed order, and rows for all runs in between.
 
-A program has about moments * ops variables: a tenth of a second for one moment at 600 ops, and each further
-moment multiplies the time.
+A program has about 2 * moments * ops variables: a tenth of a second for one moment at 600 ops, and each
+further moment about doubles the time.
 """
 
 import heapq
@@ -169,7 +169,9 @@ class CoarseBound:
     @property
     def variables(self) -> int:
         """Approximate number of variables of the next round's program."""
-        return len(self._orders[0][2].moments) * len(self.graph.ops) if self._orders else 0
+        if not self._orders:
+            return 0
+        return (2 * len(self._orders[0][2].moments) - 1) * len(self.graph.ops)
 
     def round(self, deadline: Deadline, *, enough_s: float = np.inf, checks: int | None = None) -> Round:
         """Solve the next program.

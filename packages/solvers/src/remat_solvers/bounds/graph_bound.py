@@ -13,10 +13,10 @@ from remat_solvers.protocol import Deadline
 
 # Further rounds only where a plan is further from the bound than this ratio of base time, and while programs
 # are small: HiGHS cannot be stopped within a linear program, which takes seconds at some 1,000 variables.
-FAR, MOST_VARIABLES = 0.02, 750
+FAR, MOST_VARIABLES = 0.02, 1300
 # Work as checks of HiGHS times variables, of 10 to 40 us each: of the first round, of all further ones, and
 # of those after one that has raised the bound by `GREAT`, a ratio of base time.
-FIRST_WORK, WORK, PER_GAIN = 50_000, 10_000, 160_000
+FIRST_WORK, WORK, PER_GAIN = 50_000, 15_000, 160_000
 GREAT = 0.01
 CHECKS, LEAST_CHECKS = 50, 8  # the most of a round, and fewer than a round needs
 

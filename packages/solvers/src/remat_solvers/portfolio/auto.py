@@ -42,9 +42,9 @@ from remat_solvers.running.parallel import LANES, in_parallel
 Stats = dict[str, int | float | str | bool]
 
 CUTS = 12  # prices for the cut between forward and backward
-# Work of the coarse program per op of the graph, as checks times variables of about 10 us: at first, and in
+# Work of the coarse program per op of the graph, as checks times variables of 10 to 25 us: at first, and in
 # all. After a round that has raised the bound by a hundredth of base time: `PER_GAIN`.
-COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 500, 400
+COARSE_WORK, MOST_COARSE_WORK, PER_GAIN = 50, 500, 200
 LEAST_OPS = 400  # the work of smaller graphs
 CHECKS, LEAST_CHECKS = 150, 8  # the most of a round, and fewer than a round needs
 NEAR_GAPS = 4  # no rounds where the plan is within as many times the wanted gap
