@@ -104,16 +104,13 @@ def skipping(seed: int) -> Graph:
     return chain(6, seed=seed, skips=2)
 
 
-@pytest.mark.parametrize("share", [0.3])
 @pytest.mark.parametrize("family", [dropouts, skipping, random_graph])
 @pytest.mark.parametrize("seed", range(12))
-def test_every_solution_is_a_sequence_that_runs(
-    seed: int, family: Callable[[int], Graph], share: float
-) -> None:
+def test_every_solution_is_a_sequence_that_runs(seed: int, family: Callable[[int], Graph]) -> None:
     """With buffers, draws of a generator, ops that run once, and moments on both sides of the boundary."""
     graph = family(seed)
     floor_nbytes = budget_floor(graph).nbytes
-    budget = floor_nbytes + int(share * (noremat_peak_nbytes(graph) - floor_nbytes))
+    budget = floor_nbytes + 3 * (noremat_peak_nbytes(graph) - floor_nbytes) // 10
     reach, rng = reachability(graph), random.Random(seed)
     solved = 0
     for _ in range(30):

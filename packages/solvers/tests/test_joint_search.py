@@ -33,7 +33,7 @@ from remat_solvers import (
     solve_switches,
 )
 from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.decisions import combinations_of, time_bound_s
+from remat_solvers.bounds.decisions import DecidedBound, combinations_of, time_bound_s
 from remat_solvers.bounds.graph_bound import GraphBound
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.switch_arrays import SwitchArrays
@@ -337,6 +337,30 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
         assert (on, True) == (one.made.on, result.valid)
         assert (one.time_s, one.peak_nbytes) == (result.time_s, result.peak_nbytes)
         simulate(graph, one.schedule)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_a_plan_far_from_the_bound_has_parts_bounded(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, whether a cheap plan fits or only the solver finds one."""
+    branched: list[float] = []
+    branch = DecidedBound.branch
+
+    def counted(self: DecidedBound, enough_s: float, deadline: Deadline) -> None:
+        branched.append(enough_s)
+        branch(self, enough_s, deadline)
+
+    monkeypatch.setattr(DecidedBound, "branch", counted)
+    far = 0
+    for seed in range(8):
+        graph = switched(seed, ops=16)
+        smallest = min_budget(graph).nbytes
+        branched.clear()
+        budget = smallest + int(share * (noremat_peak_nbytes(graph) - smallest))
+        found = solve_switches(AUTO, Problem(graph, budget))
+        if found.time_s is not None and found.time_s - found.lower_bound_s > solving.WORTH * graph.time_s:
+            far += 1
+            assert len(branched) == 1
+    assert far
 
 
 def with_round(monkeypatch: pytest.MonkeyPatch, bound: Callable[..., float]) -> Solution:

@@ -33,7 +33,13 @@ from remat_solvers import (
     solve_switches,
 )
 from remat_solvers.bounds import budget_floor, decisions
-from remat_solvers.bounds.decisions import MOST_COMBINED, combinations_of, decided_bound_s, time_bound_s
+from remat_solvers.bounds.decisions import (
+    MOST_COMBINED,
+    DecidedBound,
+    combinations_of,
+    decided_bound_s,
+    time_bound_s,
+)
 from remat_solvers.bounds.graph_bound import GraphBound
 
 AUTO = get_solver("auto", moves=300)
@@ -106,7 +112,12 @@ def test_parts_of_the_decisions_bound_all_of_them(seed: int) -> None:
         undecided_s = time_bound_s(relaxed(decide(graph, (), ())), budget, Deadline())
         assert undecided_s == relaxed_s
         times = [AUTO.solve(Problem(each, budget)).time_s for each in graphs]
-        assert all(found <= time_s + 1e-9 for time_s in times if time_s is not None)
+        known_s = min((time_s for time_s in times if time_s is not None), default=float("inf"))
+        assert found <= known_s + 1e-9
+        refined = DecidedBound(graph, budget, Deadline())
+        refined.branch(float("inf"), Deadline())
+        refined.refine(known_s, Deadline())
+        assert found <= refined.lower_s <= known_s + 1e-9
 
 
 def test_parts_see_what_the_relaxed_graph_hides() -> None:
@@ -143,7 +154,7 @@ def test_parts_see_what_the_relaxed_graph_hides() -> None:
 def test_parts_are_divided_while_that_raises_a_bound(
     monkeypatch: pytest.MonkeyPatch, raised_s: float, most: int, bounded: int
 ) -> None:
-    """And while few enough are bounded: each time the halves by two switches."""
+    """And while few enough are bounded: each time the halves by one or two switches."""
     found: list[float] = []
 
     def bound(self: GraphBound, deadline: Deadline) -> float:
@@ -155,7 +166,8 @@ def test_parts_are_divided_while_that_raises_a_bound(
     graph = with_random_switches(random_graph(3, 40), 3, most=20)
     assert len(graph.switches) > 2 * decisions.TRIED
     decided_bound_s(graph, 0, Deadline())
-    assert len(found) == 1 + bounded * (1 if raised_s else decisions.TRIED)
+    most_bounded = bounded * (1 if raised_s else decisions.TRIED)
+    assert most_bounded // 2 <= len(found) - 1 <= most_bounded
 
 
 @pytest.mark.parametrize("seed", range(8))

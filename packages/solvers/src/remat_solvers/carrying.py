@@ -14,7 +14,7 @@ from typing import ClassVar
 import attrs
 
 from remat_graph import Schedule
-from remat_solvers.bounds.decisions import NEAR, bounding_graphs, decided_bound_s, time_bound_s
+from remat_solvers.bounds.decisions import MOST_COMBINED, NEAR, bounding_graphs, decided_bound_s, time_bound_s
 from remat_solvers.evaluation.arrays import evaluate
 from remat_solvers.local_search.anneal import AnnealingWalk, fewer_moves
 from remat_solvers.local_search.evict import evict
@@ -57,7 +57,7 @@ class Carried:
         found = judge_schedule(problem, best, stats={"method": self.name, "moves": search.tried})
         if found.time_s is not None:
             enough_s = found.time_s - self.far * graph.time_s
-            if graph.switches and lower_s < enough_s:
+            if len(graph.switches) > MOST_COMBINED and lower_s < enough_s:
                 decided_s = decided_bound_s(graph, budget_nbytes, deadline, enough_s=enough_s)
                 lower_s = max(lower_s, decided_s)
             lower_s = min(lower_s, found.time_s)

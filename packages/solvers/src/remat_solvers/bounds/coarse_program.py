@@ -87,7 +87,7 @@ class CoarseProgram:
         rest: Runs = {}
         for i in range(len(self.graph.ops)):
             each = [runs[i] for runs in self.runs[begin:] if i in runs]
-            if self.earliest[i] >= begin or ALWAYS in each:
+            if self.earliest[i] >= begin:
                 rest[i] = ALWAYS
             elif len(each) == 1:
                 rest[i] = each[0]

@@ -8,11 +8,13 @@ this order, because each op is an ancestor of the next, or some schedules do. Th
 * X[s, i]: op i runs in interval s, once or more often.
 
 An op reads values that are live at the beginning of its interval or computed in it; a value that is live at a
-moment was live at the one before or was computed since; K[s], the outputs of j_s and its workspace fit the
-budget; an op that must run for the first time in an interval does, and its runs in later intervals cost time.
+moment was live at the one before or was computed since; a pinned value is live from its first computation on;
+K[s], the outputs of j_s and its workspace fit the budget; an op that must run for the first time in an
+interval does, and its runs in later intervals cost time.
 Every schedule satisfies these rows, so the program's dual bound is a lower bound on the overhead, for any
 order and any number of recomputations. With one moment it is the cut bound in whole numbers instead of its
-Lagrangian.
+Lagrangian. All intervals from a moment to the end together have the rows of one interval too, so that the
+program in fractions is no weaker than the cut bound at any of its moments.
 
 Choice of moments: the first is where the cut bound binds, or the unplanned peak if it binds nowhere. The
 program's solution, written as a sequence, exceeds the budget somewhere; the next first run from there on

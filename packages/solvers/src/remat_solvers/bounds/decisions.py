@@ -3,10 +3,10 @@
 All decisions if they are few; else those of whole families, and the relaxed graph. That graph takes the best
 of each decision at once: of a loss in chunks the bytes, and of the whole loss the time. So parts of the
 decisions are bounded one by one: with a switch on, and with it off, then with another, the part with the
-lowest bound first (branch and bound; A. H. Land and A. G. Doig, 1960). Switches of ops near the one where
-memory binds come first, of the masks of a model's dropouts for example, and of a few the one that raises the
-lower of its two bounds most (strong branching; D. Applegate et al., 1995). Rounds of the coarse program then
-raise the bounds of the lowest parts.
+lowest bound first (branch and bound; A. H. Land and A. G. Doig, 1960). Two switches are tried, the one that
+adds the most seconds and the one whose ops are nearest to where memory binds, of the masks of a model's
+dropouts for example; taken is that which raises the lower of its two bounds more (strong branching;
+D. Applegate et al., 1995). Rounds of the coarse program then raise the bounds of the lowest parts.
 """
 
 import heapq
@@ -21,13 +21,13 @@ from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.switches.specialize import family_of
 from remat_solvers.bounds.graph_bound import GraphBound
 from remat_solvers.protocol import Deadline
-from remat_solvers.running.parallel import in_parallel
+from remat_solvers.running.parallel import batches, in_parallel
 
 MOST_COMBINED = 3  # switches of which all combinations are tried
 BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
 NEAR = 0.005  # a ratio of base time: within it of the bound, a plan needs no better bound
-GAINED = 0.05  # a part is divided if its bound closes this share of the gap
+GAINED = 0.05  # a part is divided if the lower bound of its halves closes this share of the gap
 TRIED = 2  # switches by which a part may be divided
 REFINED = 4  # parts of which the coarse program is solved
 
@@ -102,6 +102,7 @@ class DecidedBound:
         self._number = count()
         self._parts: list[tuple[float, int, _Part]] = []  # a heap, the lowest bound on top
         self._conflicts = conflicts(graph)
+        self._dear = sorted(graph.switches, key=_added_s(graph).__getitem__, reverse=True)
         whole = self._part(frozenset(), frozenset(), deadline)
         self.floor_nbytes = whole.bound.floor_nbytes
         self._push(whole)
@@ -122,19 +123,25 @@ class DecidedBound:
     def _halves(self, part: _Part, deadline: Deadline) -> tuple[_Part, _Part] | None:
         """A part with one more switch on, and one with it off; None if all are decided."""
         on, off = part.on, part.off
-        switches = [switch for switch in self._near(part.bound.binding) if switch not in on | off][:TRIED]
+        near, dear = (
+            [switch for switch in switches if switch not in on | off]
+            for switches in (self._near(part.bound.binding), self._dear)
+        )
+        switches = dict.fromkeys([*near[:1], *dear[:1]])
         decided = [
             each
             for switch in switches
             for each in ((on | {switch}, off | self._conflicts[switch]), (on, off | {switch}))
         ]
-        found = in_parallel([partial(self._part, *each) for each in decided], deadline)
+        found: list[_Part] = []
+        for pair in batches(decided):
+            found += in_parallel([partial(self._part, *each) for each in pair], deadline)
         raised = [attrs.evolve(each, lower_s=max(part.lower_s, each.lower_s)) for each in found]
         pairs = zip(raised[::2], raised[1::2], strict=True)
         return max(pairs, key=lambda pair: min(one.lower_s for one in pair), default=None)
 
     def _near(self, binding: str | None) -> list[str]:
-        """The switches, those first whose ops are nearest to the one of this name in the trace."""
+        """The switches, those first whose ops are nearest to the one of this name, or to the first one."""
         place = next((i for i, op in enumerate(self.graph.ops) if op.name == binding), 0)
         distance: dict[str, int] = {}
         for i, op in enumerate(self.graph.ops):
@@ -172,3 +179,12 @@ class DecidedBound:
                 self._parts,
                 (lower_s, next(self._number), attrs.evolve(part, lower_s=lower_s, refined=True)),
             )
+
+
+def _added_s(graph: Graph) -> dict[str, float]:
+    """Per switch the seconds that it adds when it is on."""
+    added_s = dict.fromkeys(graph.switches, 0.0)
+    for op in graph.ops:
+        for other in op.alternatives:
+            added_s[other.switch] += op.implementations[other.first].time_s - op.first.time_s
+    return added_s

@@ -14,7 +14,7 @@ class Reachability:
     # values with bytes that cannot be freed at will (pinned, tangents, or impossible to recompute), each with
     # the ops whose first run reads it
     sticky: dict[int, int]
-    # per op, whether it depends on a tangent, so that every forward op has run before it
+    # per op, whether it comes after one that reads a tangent, so that every forward op has run before it
     after_boundary: list[bool]
     free: list[bool]  # per value, whether it costs nothing and is always live
     recomputable: set[int]  # values that a repeat of their producer computes
@@ -31,11 +31,12 @@ def reachability(graph: Graph) -> Reachability:
     free = [value.external or value.placement is not None for value in graph.values]
     tangents = {v for v in graph.tangents if not free[v]}
     reading: list[list[int]] = [[] for _ in graph.values]
-    overwriter: dict[int, int] = {}
-    for w, value in enumerate(graph.values):
-        maker = graph.producer[w]
-        if value.replaces is not None and maker is not None:
-            overwriter[value.replaces] = maker
+    overwriter = {
+        old: i
+        for i, op in enumerate(graph.ops)
+        for v in op.first.outputs
+        if (old := graph.values[v].replaces) is not None
+    }
     overwritten: list[list[int]] = [[] for _ in range(count)]
     for v, i in overwriter.items():
         overwritten[i].append(v)

@@ -3,7 +3,8 @@
 Take a backward op j at its first run. Every ancestor of j has run by then, and, if j depends on a tangent,
 every forward op; j and its descendants have not. Let K be the values live at that moment. K, the outputs of j
 and its workspace fit the budget. Everything that j's descendants need from now on is in K or is computed from
-K, and running an op again costs its time. So
+K, and running an op again costs its time. A gradient that may have been computed already is in K, or what it
+is computed from is needed too. So
 
     overhead  >=  min over K with bytes(K) <= headroom_j  of  cost of computing, from K, what they need
 
@@ -80,8 +81,8 @@ EDGE = "next to fixed size capacity"  # `fixed` is capacity without price, `size
 def lower_bound(graph: Graph, budget_nbytes: int, deadline: Deadline | None = None) -> float:
     """Seconds that no valid schedule within the budget beats; infinite if none can exist.
 
-    For schedules without transfers whose first runs use first implementations, as those of
-    `Schedule.from_order`.
+    For schedules without transfers whose first runs use first implementations and in which gradients stay to
+    the end, as those of `Schedule.from_order`.
 
     Args:
         graph: the training step.

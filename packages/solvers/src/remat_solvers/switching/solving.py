@@ -45,7 +45,7 @@ from remat_solvers.switching.smallest_peak import smallest_peak
 
 # Of the time left, in this order: for all candidates, for flips, for the best decision.
 QUICK_SHARE, FLIP_SHARE, SOLVER_SHARE = 0.2, 0.35, 0.85
-BOUNDS_SHARE = 0.3  # of what is left then, for the bounds of parts of the decisions
+BOUNDS_SHARE = 0.3  # for the bounds of parts of the decisions, and for rounds of the coarse program
 PEAK_SHARE = 0.8  # for a first plan that fits, if no candidate does
 OFF_SHARE = 0.4  # of the time for flips, for all off alone, which gets three fifths of their moves
 JOINT_MOVES, MOST_JOINT_MOVES = 0.02, 0.4  # flips as a share of a solve: for each switch, and in all
@@ -103,6 +103,7 @@ class _Decisions:
         self.search = JointSearch(self.graph, self.budget_nbytes, getattr(solver, "seed", 0))
         moves = getattr(solver, "moves", None)
         self.moves = default_moves(len(self.graph.ops)) if moves is None else moves
+        self.divided = False
         self.bounds: dict[frozenset[str], float] = {}
         self.planned: set[frozenset[str]] = set()  # decisions that the solver has had without a start
         self.solver_gain_s = float("inf")  # of its first plan over the annealed one
@@ -137,16 +138,16 @@ class _Decisions:
         self.anneal(part, self.search.fitting[:STARTS], moves)
         if self.closed() or deadline.reached():
             return self.best({"method": "switches"})
-        if self.search.fitting and not self.closed(WORTH):
-            self.bound.branch(self.best_s - NEAR * graph.time_s, deadline.share(BOUNDS_SHARE))
-            self.lower_s = self.bound.lower_s
-            self.report("bound")
+        self.divide()
+        if self.closed():
+            return self.best({"method": "switches"})
         annealed_s = self.best_s
         for ones in self.chosen():
             solution = self.decided(*ones, afresh=[one for one in ones[1:] if one.made.on], bounding=True)
             if self.search.fitting or deadline.reached():
                 break
         self.solver_gain_s = annealed_s - self.best_s if isfinite(annealed_s) else float("inf")
+        self.divide()
         if len(graph.ops) <= SMALL_OPS:
             self.solve_families()
         else:
@@ -155,6 +156,15 @@ class _Decisions:
             self.anneal(deadline, [], moves)
         peaks = [] if solution.smallest_nbytes is None else [solution.smallest_nbytes]
         return self.best(solution.stats, *peaks)
+
+    def divide(self) -> None:
+        """Once there is a plan, if it is far from the bound: bound parts of the decisions one by one."""
+        if self.divided or not self.search.fitting or self.closed(WORTH):
+            return
+        self.divided = True
+        self.bound.branch(self.best_s - NEAR * self.graph.time_s, self.deadline.share(BOUNDS_SHARE))
+        self.lower_s = self.bound.lower_s
+        self.report("bound")
 
     def families_worth(self, solution: Solution) -> int:
         """How many whole families the solver should plan after `solution`, its plan of one decision."""
