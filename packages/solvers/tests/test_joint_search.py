@@ -342,8 +342,7 @@ def test_a_search_keeps_the_best_of_each_decision(seed: int) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_a_plan_far_from_the_bound_has_parts_bounded(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, whether a cheap plan fits or only the solver finds one."""
-    branched: list[float] = []
-    branch = DecidedBound.branch
+    branched, branch = list[float](), DecidedBound.branch
 
     def counted(self: DecidedBound, enough_s: float, deadline: Deadline) -> None:
         branched.append(enough_s)
@@ -353,8 +352,8 @@ def test_a_plan_far_from_the_bound_has_parts_bounded(share: float, monkeypatch: 
     far = 0
     for seed in range(8):
         graph = switched(seed, ops=16)
-        smallest = min_budget(graph).nbytes
         branched.clear()
+        smallest = min_budget(graph).nbytes
         budget = smallest + int(share * (noremat_peak_nbytes(graph) - smallest))
         found = solve_switches(AUTO, Problem(graph, budget))
         if found.time_s is not None and found.time_s - found.lower_bound_s > solving.WORTH * graph.time_s:

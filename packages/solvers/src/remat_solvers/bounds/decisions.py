@@ -102,7 +102,7 @@ class DecidedBound:
         self._number = count()
         self._parts: list[tuple[float, int, _Part]] = []  # a heap, the lowest bound on top
         self._conflicts = conflicts(graph)
-        self._dear = sorted(graph.switches, key=_added_s(graph).__getitem__, reverse=True)
+        self._costly = sorted(graph.switches, key=_added_s(graph).__getitem__, reverse=True)
         whole = self._part(frozenset(), frozenset(), deadline)
         self.floor_nbytes = whole.bound.floor_nbytes
         self._push(whole)
@@ -123,11 +123,11 @@ class DecidedBound:
     def _halves(self, part: _Part, deadline: Deadline) -> tuple[_Part, _Part] | None:
         """A part with one more switch on, and one with it off; None if all are decided."""
         on, off = part.on, part.off
-        near, dear = (
+        near, costly = (
             [switch for switch in switches if switch not in on | off]
-            for switches in (self._near(part.bound.binding), self._dear)
+            for switches in (self._near(part.bound.binding), self._costly)
         )
-        switches = dict.fromkeys([*near[:1], *dear[:1]])
+        switches = dict.fromkeys([*near[:1], *costly[:1]])
         decided = [
             each
             for switch in switches

@@ -37,9 +37,9 @@ def reachability(graph: Graph) -> Reachability:
         for v in op.first.outputs
         if (old := graph.values[v].replaces) is not None
     }
-    overwritten: list[list[int]] = [[] for _ in range(count)]
+    replaced: list[list[int]] = [[] for _ in graph.ops]
     for v, i in overwriter.items():
-        overwritten[i].append(v)
+        replaced[i].append(v)
     ancestors, after_boundary = [0] * count, [False] * count
     for i, op in enumerate(graph.ops):
         for v in op.first.inputs:
@@ -50,7 +50,7 @@ def reachability(graph: Graph) -> Reachability:
             elif maker is not None and maker != i:
                 ancestors[i] |= ancestors[maker] | 1 << maker
                 after_boundary[i] = after_boundary[i] or after_boundary[maker]
-        for reader in (reader for v in overwritten[i] for reader in reading[v] if reader != i):
+        for reader in {reader for v in replaced[i] for reader in reading[v]} - {i}:
             ancestors[i] |= ancestors[reader] | 1 << reader
             after_boundary[i] = after_boundary[i] or after_boundary[reader]
     descendants = [0] * count
@@ -58,9 +58,8 @@ def reachability(graph: Graph) -> Reachability:
         for v in graph.ops[i].first.outputs:
             for reader in reading[v]:
                 descendants[i] |= descendants[reader] | 1 << reader
-        for writer in (overwriter[v] for v in graph.ops[i].first.inputs if v in overwriter):
-            if writer != i:
-                descendants[i] |= descendants[writer] | 1 << writer
+        for writer in {overwriter[v] for v in graph.ops[i].first.inputs if v in overwriter} - {i}:
+            descendants[i] |= descendants[writer] | 1 << writer
     recomputable = {
         v
         for op in graph.ops
