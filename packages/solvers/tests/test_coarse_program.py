@@ -16,12 +16,7 @@ from remat_solvers.bounds.reachability import reachability
 from remat_solvers.testing import chain, random_graph
 
 from . import oracle
-
-
-def run(name: str, inputs: list[int], outputs: list[int], scratch: int = 0) -> Op:
-    """An op of one second whose name says by its first letter whether it is a backward one."""
-    way = Implementation(inputs=inputs, outputs=outputs, time_s=1.0, workspace_nbytes=scratch)
-    return Op(name=name, target=name, backward=name[0] == "b", implementations=[way])
+from .test_bounds import run
 
 
 def test_a_gradient_that_nothing_follows_is_held_or_needs_its_input() -> None:
@@ -34,10 +29,10 @@ def test_a_gradient_that_nothing_follows_is_held_or_needs_its_input() -> None:
         Value(name="input_grad", nbytes=10, role=Role.GRAD),
     ]
     ops = [
-        run("f", [], [0]),
-        run("f_loss", [0], [1]),
-        run("b_weight", [0, 2], [3]),
-        run("b_input", [2], [4], scratch=150),
+        run("f", [], [0], 1.0),
+        run("f_loss", [0], [1], 1.0),
+        run("b_weight", [0, 2], [3], 1.0),
+        run("b_input", [2], [4], 1.0, scratch=150),
     ]
     graph = Graph(name="early", values=values, ops=ops)
     assert oracle.fastest_s(graph, 200) == 5.0
@@ -61,7 +56,7 @@ def dropouts(seed: int, *, weights: bool = True) -> Graph:
     state = 0
     for i in range(4):
         made = value(f"a{i}", rng.randint(5, 30))
-        ops.append(run(f"f{i}", layer[-1:], [made]))
+        ops.append(run(f"f{i}", layer[-1:], [made], 1.0))
         saved.append(value(f"saved{i}", 2))
         read = Implementation(inputs=[state], outputs=[saved[-1]], time_s=0.1)
         ops.append(Op(name=f"f_read{i}", target="read", implementations=[read], rerun=None))
@@ -72,15 +67,15 @@ def dropouts(seed: int, *, weights: bool = True) -> Graph:
         ops.append(Op(name=f"f_drop{i}", target="drop", implementations=[first, again], rerun=1))
         state = after
     loss = value("loss", 0, role=Role.OUTPUT)
-    ops.append(run("f_loss", layer[-1:], [loss]))
+    ops.append(run("f_loss", layer[-1:], [loss], 1.0))
     upstream = value("t", rng.randint(0, 9), role=Role.TANGENT, of=loss)
     for i in reversed(range(4)):
         grad = value(f"g{i}", rng.randint(5, 20), role=Role.ACTIVATION if i else Role.GRAD)
         inputs = sorted({upstream, layer[i], *rng.choice([(), (saved[i],)])})
-        ops.append(run(f"b{i}", inputs, [grad], rng.randint(0, 20)))
+        ops.append(run(f"b{i}", inputs, [grad], 1.0, rng.randint(0, 20)))
         if weights:
             weight = value(f"w{i}", rng.randint(1, 20), role=Role.GRAD)
-            ops.append(run(f"b_weight{i}", sorted({grad, *layer[max(0, i - 1) : i]}), [weight]))
+            ops.append(run(f"b_weight{i}", sorted({grad, *layer[max(0, i - 1) : i]}), [weight], 1.0))
         upstream = grad
     return Graph(name=f"dropouts{seed}", values=values, ops=ops)
 

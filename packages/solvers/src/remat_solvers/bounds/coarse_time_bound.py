@@ -144,9 +144,10 @@ class CoarseBound:
         self._count = 0
         self._least_s = max(cut.proven_s, 1e-3 * self.graph.time_s)
         if self.graph.time_s > 0:
-            binding = cut.binding()
             trace = np.arange(len(self.graph.ops), dtype=np.int64)
-            moment = binding[0] if binding is not None else int(evaluate(arrays, trace).profile.argmax())
+            moment = cut.binding_op
+            if moment is None:
+                moment = int(evaluate(arrays, trace).profile.argmax())
             self._push(_MomentOrder(extra_s=0.0, moments=(moment,), reach=cut.reach))
 
     def _push(self, order: _MomentOrder) -> None:

@@ -10,6 +10,7 @@ D. Applegate et al., 1995). Rounds of the coarse program then raise the bounds o
 """
 
 import heapq
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain, combinations, count
 from math import isfinite
@@ -28,7 +29,6 @@ BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
 NEAR = 0.005  # a ratio of base time: within it of the bound, a plan needs no better bound
 GAINED = 0.05  # a part is divided if the lower bound of its halves closes this share of the gap
-TRIED = 2  # switches by which a part may be divided
 REFINED = 4  # parts of which the coarse program is solved
 
 
@@ -102,7 +102,7 @@ class DecidedBound:
         self._number = count()
         self._parts: list[tuple[float, int, _Part]] = []  # a heap, the lowest bound on top
         self._conflicts = conflicts(graph)
-        self._costly = sorted(graph.switches, key=_added_s(graph).__getitem__, reverse=True)
+        self._added_s = _added_s(graph)
         whole = self._part(frozenset(), frozenset(), deadline)
         self.floor_nbytes = whole.bound.floor_nbytes
         self._push(whole)
@@ -120,14 +120,9 @@ class DecidedBound:
         bound = GraphBound(graph, self.budget_nbytes)
         return _Part(bound=bound, lower_s=bound.cut_s(deadline.share(BOUND_SHARE)), on=on, off=off)
 
-    def _halves(self, part: _Part, deadline: Deadline) -> tuple[_Part, _Part] | None:
-        """A part with one more switch on, and one with it off; None if all are decided."""
+    def _halves(self, part: _Part, switches: list[str], deadline: Deadline) -> tuple[_Part, _Part]:
+        """A part with one of the switches on, and one with it off: that which raises the lower bound most."""
         on, off = part.on, part.off
-        near, costly = (
-            [switch for switch in switches if switch not in on | off]
-            for switches in (self._near(part.bound.binding), self._costly)
-        )
-        switches = dict.fromkeys([*near[:1], *costly[:1]])
         decided = [
             each
             for switch in switches
@@ -138,16 +133,19 @@ class DecidedBound:
             found += in_parallel([partial(self._part, *each) for each in pair], deadline)
         raised = [attrs.evolve(each, lower_s=max(part.lower_s, each.lower_s)) for each in found]
         pairs = zip(raised[::2], raised[1::2], strict=True)
-        return max(pairs, key=lambda pair: min(one.lower_s for one in pair), default=None)
+        return max(pairs, key=_lower_s)
 
-    def _near(self, binding: str | None) -> list[str]:
-        """The switches, those first whose ops are nearest to the one of this name, or to the first one."""
-        place = next((i for i, op in enumerate(self.graph.ops) if op.name == binding), 0)
+    def _switches(self, part: _Part) -> list[str]:
+        """Of those that are open in a part the one nearest to where memory binds, and the costliest."""
+        place = next((i for i, op in enumerate(self.graph.ops) if op.name == part.bound.binding), 0)
         distance: dict[str, int] = {}
         for i, op in enumerate(self.graph.ops):
             for other in op.alternatives:
                 distance[other.switch] = min(abs(i - place), distance.get(other.switch, len(self.graph.ops)))
-        return sorted(self.graph.switches, key=distance.__getitem__)
+        open_ = [switch for switch in self.graph.switches if switch not in part.on | part.off]
+        nearest = sorted(open_, key=distance.__getitem__)[:1]
+        costliest = sorted(open_, key=self._added_s.__getitem__, reverse=True)[:1]
+        return list(dict.fromkeys(nearest + costliest))
 
     def branch(self, enough_s: float, deadline: Deadline) -> None:
         """Divide the part with the lowest bound while that gains, until it is at least `enough_s`."""
@@ -155,13 +153,16 @@ class DecidedBound:
         least_s = GAINED * (enough_s - self.lower_s) if isfinite(enough_s) else 0.0
         while left > 0 and self.lower_s < enough_s and not deadline.reached():
             part = self._parts[0][2]
-            halves = self._halves(part, deadline)
-            if halves is None or min(half.lower_s for half in halves) <= part.lower_s + least_s:
+            switches = self._switches(part)
+            if not switches:
+                break
+            halves = self._halves(part, switches, deadline)
+            if _lower_s(halves) <= part.lower_s + least_s:
                 break
             heapq.heappop(self._parts)
             for half in halves:
                 self._push(half)
-            left -= 2 * TRIED
+            left -= 2 * len(switches)
 
     def refine(self, known_s: float, deadline: Deadline) -> None:
         """Raise the bounds of the lowest parts by rounds of the coarse program.
@@ -179,6 +180,10 @@ class DecidedBound:
                 self._parts,
                 (lower_s, next(self._number), attrs.evolve(part, lower_s=lower_s, refined=True)),
             )
+
+
+def _lower_s(parts: Iterable[_Part]) -> float:
+    return min(part.lower_s for part in parts)
 
 
 def _added_s(graph: Graph) -> dict[str, float]:

@@ -39,8 +39,8 @@ class GraphBound:
     @property
     def binding(self) -> str | None:
         """After `cut_s`: the name of the op at which its cut binds; None if it binds nowhere."""
-        found = None if self._cut is None else self._cut.binding()
-        return None if found is None else self.graph.ops[found[0]].name
+        found = None if self._cut is None else self._cut.binding_op
+        return None if found is None else self.graph.ops[found].name
 
     def cut_s(self, deadline: Deadline) -> float:
         """A lower bound on the compute seconds, by cuts; infinite if nothing fits."""

@@ -208,13 +208,17 @@ class CutBound:
         tangent = self._tangents[i]
         return float(tangent["bound"]), float(tangent["slope"])
 
+    @property
+    def binding_op(self) -> int | None:
+        """After `extra_s`: the op at whose first run memory binds; None if it binds at none."""
+        return None if self._at < 0 else self._at
+
     def binding(self) -> tuple[int, set[int]] | None:
         """After `extra_s`: the binding op and the values that its cut keeps; None if none binds."""
-        if self._at < 0:
+        if self.binding_op is None:
             return None
-        return self._at, self.kept(
-            self._at, self._price * 1.001
-        )  # slightly higher, to keep rather too few values
+        # The price is slightly higher, to keep rather too few values.
+        return self.binding_op, self.kept(self.binding_op, self._price * 1.001)
 
     def kept(self, i: int, price: float) -> set[int]:
         """The values that the cut at the first run of op `i` keeps, at a price in ticks per byte."""

@@ -1,5 +1,6 @@
 """Compiled cut problems of the cut bound: values that are missing at an op's first run, and the least cut.
 
+Needed are the values that later ops read, and gradients that may have been computed already.
 Nodes are the ops, the values, a source and a sink. Edges e and e ^ 1 are a pair, one for each direction;
 `bounds.time_bound` explains the cut. A record is looked up once, as in `incremental`.
 """
@@ -210,7 +211,6 @@ def sweep(G, W, ops, budget, price, tangents):  # type: ignore[no-untyped-def]
 def mark_kept(G, W):  # type: ignore[no-untyped-def]
     """Mark in `there` the values that the last cut of a sweep keeps, next to those live anyway."""
     W.meta.built = -1  # its marks are written over
-    W.meta.built = -1  # what it was built with is written over
     ops = G.op.shape[0]
     source = ops + G.value.shape[0]
     for x in range(source + 2):
