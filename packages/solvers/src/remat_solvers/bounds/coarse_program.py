@@ -1,11 +1,14 @@
 """The integer program of the coarse bound; `coarse_time_bound` explains its variables and rows."""
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 
 from remat_graph import Graph
 from remat_solvers.bounds.budget_bound import certainly_live, unavoidable
 from remat_solvers.bounds.highs import MixedIntegerProgram
-from remat_solvers.bounds.reachability import Reachability
+from remat_solvers.bounds.reachability import Reachability, overwriters
 from remat_solvers.evaluation.arrays import Floats
 
 ALWAYS = -1  # in place of a variable that is certainly 1
@@ -13,8 +16,19 @@ Runs = dict[int, int]
 """Per op that may run in an interval the variable whether it does."""
 
 
+class Moment(NamedTuple):
+    """When an op first runs; or, `again`, its first repeat since the moment before.
+
+    If there is no repeat before the next moment that is a first run, the moment is when the op of the one
+    before has run.
+    """
+
+    op: int
+    again: bool = False  # only if it first ran before the last moment that is a first run
+
+
 class CoarseProgram:
-    """The program for given moments, each an ancestor of the next in `reach`.
+    """The program for given moments, of which each first run is an ancestor of the next in `reach`.
 
     Costs are in units of `unit_s` seconds; a repeat costs at most `most_s` seconds.
     """
@@ -24,7 +38,7 @@ class CoarseProgram:
         graph: Graph,
         reach: Reachability,
         budget_nbytes: int,
-        moments: tuple[int, ...],
+        moments: tuple[Moment, ...],
         unit_s: float,
         most_s: float,
     ) -> None:
@@ -34,6 +48,8 @@ class CoarseProgram:
         self.constant = 0.0
         self.earliest, self.latest = self._windows()
         self.runs = self._add_runs()
+        self._add_boundary()
+        self._add_states()
         self.kept = self._add_kept()
         for s, runs in enumerate(self.runs):
             self._add_reads(s, runs)
@@ -41,14 +57,16 @@ class CoarseProgram:
             self._add_reads(s, self._add_rest(s))
         self._add_keeping()
         self._add_pinned()
-        for s, j in enumerate(moments, 1):
-            self._add_memory(s, j, budget_nbytes)
+        for s, moment in enumerate(moments, 1):
+            self._add_memory(s, moment, budget_nbytes)
 
     def _windows(self) -> tuple[list[int], list[int]]:
         """Per op the first and the last interval of its first run."""
         ops, reach = self.graph.ops, self.reach
         earliest, latest = [0] * len(ops), [len(self.moments)] * len(ops)
-        for s, j in reversed(list(enumerate(self.moments, 1))):
+        for s, (j, again) in reversed(list(enumerate(self.moments, 1))):
+            if again:
+                continue
             coming, before = reach.descendants[j] | 1 << j, reach.ancestors[j]
             for i, op in enumerate(ops):
                 if coming >> i & 1 or (reach.after_boundary[i] and not ops[j].backward):
@@ -75,8 +93,46 @@ class CoarseProgram:
                 self.rows.row([(runs[s][i], 1.0) for s in range(early, late + 1)], 1.0, most)
             if again is not None:
                 for s in range(late + 1, len(self.moments) + 1):
-                    runs[s][i] = self.rows.variable(again)
+                    if self.moments[s : s + 1] != (
+                        Moment(i, again=True),
+                    ):  # else the next one begins with it
+                        runs[s][i] = self.rows.variable(again)
         return runs
+
+    def _add_boundary(self) -> None:
+        """An op after the boundary comes after the first run of every forward op."""
+        ops, reach = self.graph.ops, self.reach
+        forward = [i for i, op in enumerate(ops) if not op.backward]
+        for s in range(len(self.moments)):
+            late = [i for i in forward if self.latest[i] > s]
+            early = [i for i in self.runs[s] if reach.after_boundary[i]]
+            if late and early:
+                passed = self.rows.variable(0.0)  # by the end of interval s
+                for i in early:
+                    self._requires(self.runs[s][i], [(passed, -1.0)])
+                for i in late:
+                    self._requires(passed, self._ran(i, s))
+
+    def _add_states(self) -> None:
+        """A state of a buffer or a generator is read after it was written, and before it is overwritten."""
+        graph = self.graph
+        after = {(i, w) for w, op in enumerate(graph.ops) for i in self._readers(op.first.outputs)}
+        after |= {(w, i) for v, w in overwriters(graph).items() for i in self._readers([v])}
+        for then, first in sorted(after):
+            if then != first:
+                for s in range(self.earliest[then], min(self.latest[then] + 1, self.latest[first])):
+                    self._requires(self.runs[s][then], self._ran(first, s))
+
+    def _readers(self, values: Iterable[int]) -> list[int]:
+        """The ops whose first runs read one of the values that are free."""
+        free = {v for v in values if self.reach.free[v]}
+        if not free:
+            return []
+        return [i for i, op in enumerate(self.graph.ops) if not free.isdisjoint(op.first.inputs)]
+
+    def _ran(self, i: int, s: int) -> list[tuple[int, float]]:
+        """The runs of op i until the end of interval s, before the last that its first run may be in."""
+        return [(self.runs[t][i], -1.0) for t in range(self.earliest[i], s + 1)]
 
     def _add_rest(self, begin: int) -> Runs:
         """The ops that may run in any of the intervals from `begin` on, as if these were one.
@@ -102,8 +158,10 @@ class CoarseProgram:
         kept: dict[tuple[int, int], int] = {}
         graph, reach = self.graph, self.reach
         certain = certainly_live(graph, reach)
-        for s, j in enumerate(self.moments, 1):
-            there = unavoidable(certain, j) | {v for v in graph.ops[j].first.inputs if not reach.free[v]}
+        for s, (j, again) in enumerate(self.moments, 1):
+            there: set[int] = set()
+            if not again:
+                there = unavoidable(certain, j) | {v for v in graph.ops[j].first.inputs if not reach.free[v]}
             for v, maker in enumerate(graph.producer):
                 if reach.free[v] or (maker is None and v not in reach.tangent_set):
                     continue
@@ -146,31 +204,43 @@ class CoarseProgram:
     def _implies(self, cause: int, s: int, v: int, runs: Runs) -> None:
         """If `cause` holds, value v is live at the beginning of interval s or computed by one of `runs`."""
         maker = self.graph.producer[v]
-        if maker is None and (s == 0 or not self.reach.after_boundary[self.moments[s - 1]]):
+        if maker is None and not any(
+            self.reach.after_boundary[j] for j, again in self.moments[:s] if not again
+        ):
             return  # the tangents may come after the moment that begins the interval
         sources = [self.kept.get((s, v))]
         if maker is not None:
             sources.append(runs.get(maker))
         if ALWAYS in sources:
             return
-        terms = [(source, -1.0) for source in sources if source is not None]
-        if cause == ALWAYS:
-            self.rows.row(terms, -np.inf, -1.0)
-        else:
-            self.rows.row([(cause, 1.0), *terms], -np.inf, 0.0)
+        self._requires(cause, [(source, -1.0) for source in sources if source is not None])
 
-    def _add_memory(self, s: int, j: int, budget_nbytes: int) -> None:
+    def _requires(self, cause: int, less: list[tuple[int, float]]) -> None:
+        """If `cause` holds, one of the variables in `less` does, each of which has the coefficient -1."""
+        if cause == ALWAYS:
+            self.rows.row(less, -np.inf, -1.0)
+        else:
+            self.rows.row([(cause, 1.0), *less], -np.inf, 0.0)
+
+    def _add_memory(self, s: int, moment: Moment, budget_nbytes: int) -> None:
         graph, reach = self.graph, self.reach
-        run = graph.ops[j].first
+        op = graph.ops[moment.op]
+        run = op.implementations[op.rerun] if moment.again and op.rerun is not None else op.first
         reusable = {output for output, _ in run.reuses}
-        fixed = reach.base_nbytes + run.workspace_nbytes
-        fixed += sum(
-            graph.allocated_nbytes(v) for v in run.outputs if not reach.free[v] and v not in reusable
-        )
-        terms = []
-        for (moment, v), kept in self.kept.items():
+        own = run.workspace_nbytes
+        own += sum(graph.allocated_nbytes(v) for v in run.outputs if not reach.free[v] and v not in reusable)
+        fixed, terms = reach.base_nbytes, []
+        if moment.again:
+            repeat = self.runs[s][moment.op]
+            terms.append((repeat, own / budget_nbytes))
+            for v in run.inputs:
+                if not reach.free[v]:
+                    self._implies(repeat, s, v, {})
+        else:
+            fixed += own
+        for (other, v), kept in self.kept.items():
             nbytes = graph.allocated_nbytes(v)
-            if moment != s or not nbytes:
+            if other != s or not nbytes:
                 continue
             if kept == ALWAYS:
                 fixed += nbytes
@@ -178,8 +248,8 @@ class CoarseProgram:
                 terms.append((kept, nbytes / budget_nbytes))
         self.rows.row(terms, -np.inf, (budget_nbytes - fixed) / budget_nbytes)
 
-    def order(self, found: Floats, *, late: bool) -> list[int]:
-        """The sequence of a solution: first runs in trace order, repeats when they are needed.
+    def sequence(self, found: Floats, *, late: bool) -> list[list[int]]:
+        """The ops of a solution by interval: first runs in trace order, repeats when they are needed.
 
         Values kept at a moment are computed before it; if `late`, only when they are read.
         """
@@ -193,15 +263,18 @@ class CoarseProgram:
         for (s, v), variable in self.kept.items():
             if holds(variable):
                 kept[s].add(v)
-        order: list[int] = []
+        intervals: list[list[int]] = []
         ran: set[int] = set()
         there: set[int] = set()
         for s in range(len(self.moments) + 1):
+            order: list[int] = []
             live, done = kept[s] & there if late else set(kept[s]), set[int]()
             if late:  # what cannot be recomputed stays, since it may be read later than in the program
                 live |= there - reach.recomputable
 
-            def demand(wanted: int, live: set[int] = live, done: set[int] = done) -> None:
+            def demand(
+                wanted: int, live: set[int] = live, done: set[int] = done, order: list[int] = order
+            ) -> None:
                 """Run an op after the makers of what it reads, unless that happened in this interval."""
                 waiting = [(wanted, False)]
                 while waiting:
@@ -223,12 +296,14 @@ class CoarseProgram:
                         if maker is not None and maker not in done and v not in live and not reach.free[v]:
                             waiting.append((maker, False))
 
-            begin = self.moments[s - 1] if s else None  # comes first: memory is bounded when it runs
-            for i in sorted((i for i in runs[s] if i not in ran), key=lambda i: (i != begin, i)):
+            begin = self.moments[s - 1].op if s else None  # comes first: memory is bounded when it runs
+            wanted = (i for i in runs[s] if i == begin or i not in ran)
+            for i in sorted(wanted, key=lambda i: (i != begin, i)):
                 demand(i)
             there = live | self.reach.tangent_set
             for v in sorted(kept[s + 1] - live if not late else ()):
                 maker = graph.producer[v]
                 if maker is not None:
                     demand(maker)
-        return order
+            intervals.append(order)
+        return intervals

@@ -1,8 +1,9 @@
 """A tighter bound from a coarse integer program: memory at a few moments, the work between them in any order.
 
 Take ops j_1, ..., j_m in the order of their first runs, which are the *moments*. Either every schedule keeps
-this order, because each op is an ancestor of the next, or some schedules do. The moments cut the step into m
-+ 1 intervals. Variables, 0 or 1:
+this order, because each op is an ancestor of the next, or some schedules do. A moment may also be the first
+repeat of an op since the moment before; in a schedule without one it is when the op of the moment before has
+run, so its rows hold there too. The moments cut the step into m + 1 intervals. Variables, 0 or 1:
 
 * K[s, v]: value v is live when j_s first runs;
 * X[s, i]: op i runs in interval s, once or more often.
@@ -20,28 +21,28 @@ Choice of moments: the first is where the cut bound binds, or the unplanned peak
 program's solution, written as a sequence, exceeds the budget somewhere; the next first run from there on
 becomes a moment too. If dependencies do not determine its place among the others, there is a program for each
 place, for the schedules that keep that order: none is faster than the lowest of their bounds, and the program
-with that bound is refined next (branch and bound over orders). When the sequence fits the budget and the
-program is solved to the end, the sequence is optimal; if no program has a solution, there is no schedule. A
-few moments are usually enough (U-Net at 30 %: 7 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6 prove
-optimality; GPT-2 with its head at 40 %: the place of the head's weight gradient relative to the last layers'
-raises 33.7 to 34.6 %), and each round gives a good start for a search. Checkmate (Jain et al. 2020) is the
-same program with a moment at every op, a fixed order, and rows for all runs in between.
+with that bound is refined next (branch and bound over orders). A repeat has its place in the sequence, since
+its moment is there in every schedule. When the sequence fits the budget and the program is solved to the end,
+the sequence is optimal; if no program has a solution, there is no schedule. A few moments are usually enough
+(U-Net at 30 %: 7 of 71 raise 15.0 to 22.9 %; VGG-16 at 50 %: 6 prove optimality; GPT-2 with its head at 40 %:
+the place of the head's weight gradient relative to the last layers' raises 33.7 to 34.6 %), and each round
+gives a good start for a search. Checkmate (Jain et al. 2020) is the same program with a moment at every op, a
+fixed order, and rows for all runs in between.
 
 A program has about 2 * moments * ops variables: a tenth of a second for one moment at 600 ops, and each
 further moment about doubles the time.
 """
 
 import heapq
+from itertools import chain
 
 import attrs
 import numpy as np
 
-from remat_graph import Graph
-from remat_solvers.bounds.budget_bound import budget_floor
-from remat_solvers.bounds.coarse_program import CoarseProgram
+from remat_solvers.bounds.coarse_program import CoarseProgram, Moment
 from remat_solvers.bounds.reachability import Reachability, with_order
 from remat_solvers.bounds.time_bound import CutBound
-from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate, flatten
+from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
 from remat_solvers.protocol import Deadline
 
 # Rounding error of a program's bound, in units of cost. At HiGHS's default tolerances one bound exceeded a
@@ -49,6 +50,7 @@ from remat_solvers.protocol import Deadline
 TOLERANCE, ROUGH_TOLERANCE = 1e-7, 1e-5
 UNIT = 10.0  # of cost, in expected extra times: programs are solved best with costs below 1
 DEAR = 16.0  # in expected extra times: a known schedule rules out a repeat that costs more
+GAINED = 0.05  # a moment that closes a smaller share of the gap to a known schedule is idle
 ROUGH = 1e-3  # relative gap at which a round ends while there are moments to add
 
 
@@ -67,54 +69,25 @@ class Round:
     checks: int  # its work, counted as in `highs`
 
 
-def tight_bound(
-    graph: Graph,
-    budget_nbytes: int,
-    deadline: Deadline | None = None,
-    *,
-    known_s: float = np.inf,
-) -> float:
-    """Seconds that no valid schedule within the budget beats: `lower_bound`, raised round by round.
-
-    Like `lower_bound` for schedules without transfers whose first runs use first implementations.
-
-    Args:
-        graph: the training step.
-        budget_nbytes: bound on the peak.
-        deadline: ends the search with what is proven so far; without one it can take hours where memory is
-            tight at many moments.
-        known_s: compute time of a known schedule within the budget: the bound does not exceed it, and it cuts
-            the programs short.
-    """
-    if budget_nbytes < budget_floor(graph).nbytes:
-        return float("inf")
-    deadline = deadline or Deadline()
-    cut = CutBound(graph)
-    extra_s = cut.extra_s(budget_nbytes, deadline)
-    coarse = CoarseBound(cut, flatten(graph), budget_nbytes)
-    enough_s = known_s - graph.time_s
-    slack_s = 0.0
-    while extra_s < enough_s - slack_s and not (coarse.finished or deadline.reached()):
-        result = coarse.round(deadline, enough_s=enough_s)
-        extra_s, slack_s = max(extra_s, result.extra_s), result.slack_s
-    return min(graph.time_s + extra_s, known_s)
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class _MomentOrder:
     """An order of moments, with a bound on the schedules that keep it."""
 
     extra_s: float  # none of them recomputes for less
-    moments: tuple[int, ...]  # ops, in the order of their first runs
+    moments: tuple[Moment, ...]
     reach: Reachability  # the dependencies, that order among them
     proving: bool = False  # whether the next round adds no moment, but closes the gap that the last one left
     finished: bool = False  # whether another round would add nothing
+    idle: bool = False  # whether the last moment has raised it by too little
+    repeated: bool = False  # whether that was a repeat
 
     def with_moment(self, op: int) -> list["_MomentOrder"]:
-        """One order for each possible place of `op` among the moments."""
+        """One order for each possible place of `op` among the first runs."""
         orders = []
-        for place in range(len(self.moments) + 1):
-            before, after = self.moments[:place], self.moments[place:]
+        places = [s for s, moment in enumerate(self.moments) if not moment.again]
+        for place in (*places, len(self.moments)):
+            before = [j for j, again in self.moments[:place] if not again]
+            after = [j for j, again in self.moments[place:] if not again]
             if any(self.reach.ancestors[j] >> op & 1 for j in before):
                 continue
             if any(self.reach.descendants[j] >> op & 1 for j in after):
@@ -124,22 +97,32 @@ class _MomentOrder:
                 reach = with_order(reach, before[-1], op)
             if after and not reach.descendants[op] >> after[0] & 1:
                 reach = with_order(reach, op, after[0])
-            orders.append(attrs.evolve(self, moments=(*before, op, *after), reach=reach, proving=False))
+            moments = (*self.moments[:place], Moment(op), *self.moments[place:])
+            orders.append(attrs.evolve(self, moments=moments, reach=reach, proving=False, repeated=False))
         return orders
+
+    def with_repeat(self, op: int, s: int) -> "_MomentOrder":
+        """With the first repeat of `op` in interval s."""
+        moments = (*self.moments[:s], Moment(op, again=True), *self.moments[s:])
+        return attrs.evolve(self, moments=moments, proving=False, repeated=True)
 
 
 class CoarseBound:
     """The bound of one graph at one budget, for which `cut.extra_s` was computed; each round adds a moment.
 
     Attributes:
+        early_repeats: whether repeats are moments early on: programs take longer, and prove more in the end.
         moments: the moments of the latest program.
     """
 
-    def __init__(self, cut: CutBound, arrays: Arrays, budget_nbytes: int) -> None:
+    def __init__(
+        self, cut: CutBound, arrays: Arrays, budget_nbytes: int, *, early_repeats: bool = False
+    ) -> None:
         self.graph = cut.graph
         self.arrays = arrays
         self.budget_nbytes = budget_nbytes
-        self.moments: tuple[int, ...] = ()
+        self.early_repeats = early_repeats
+        self.moments: tuple[Moment, ...] = ()
         self._orders: list[tuple[float, int, _MomentOrder]] = []  # a heap, the lowest bound on top
         self._count = 0
         self._least_s = max(cut.proven_s, 1e-3 * self.graph.time_s)
@@ -148,7 +131,7 @@ class CoarseBound:
             moment = cut.binding_op
             if moment is None:
                 moment = int(evaluate(arrays, trace).profile.argmax())
-            self._push(_MomentOrder(extra_s=0.0, moments=(moment,), reach=cut.reach))
+            self._push(_MomentOrder(extra_s=0.0, moments=(Moment(moment),), reach=cut.reach))
 
     def _push(self, order: _MomentOrder) -> None:
         heapq.heappush(self._orders, (order.extra_s, self._count, order))
@@ -199,11 +182,14 @@ class CoarseBound:
             checks=checks,
             strict=at.proving,
         )
-        at = attrs.evolve(at, extra_s=max(at.extra_s, (solved.bound + program.constant - tolerance) * unit_s))
-        order, fits, moment = None, False, None
+        extra_s = max(at.extra_s, (solved.bound + program.constant - tolerance) * unit_s)
+        least_s = GAINED * (enough_s - at.extra_s) if known else 0.0
+        at = attrs.evolve(at, extra_s=extra_s, idle=extra_s - at.extra_s <= least_s)
+        order, fits, following = None, False, list[_MomentOrder]()
         if solved.found is not None:
             # Values kept at a moment are recomputed before it or, often as cheaply, when they are read.
-            orders = [np.array(program.order(solved.found, late=late), np.int64) for late in (False, True)]
+            sequences = [program.sequence(solved.found, late=late) for late in (False, True)]
+            orders = [np.array(list(chain.from_iterable(each)), np.int64) for each in sequences]
             results = [evaluate(self.arrays, each) for each in orders]
             ranks = [
                 (not result.valid, max(result.peak_nbytes, self.budget_nbytes), result.time_s)
@@ -213,13 +199,12 @@ class CoarseBound:
             if results[best].valid:
                 order = orders[best]
                 fits = results[best].peak_nbytes <= self.budget_nbytes
-                moment = self._next(at, order, results[best].profile)
-        if moment is not None:
-            for each in at.with_moment(moment):
-                self._push(each)
-        else:
+                following = self._next(at, program, sequences[best], results[best].profile)
+        if not following and (solved.ended or extra_s >= enough_s - 2 * tolerance * unit_s):
             # No moment to add: one more round closes the gap that the last one left.
-            self._push(attrs.evolve(at, proving=True, finished=at.proving or order is None))
+            following = [attrs.evolve(at, proving=True, finished=at.proving or order is None)]
+        for each in following or [at]:
+            self._push(each)
         return Round(
             extra_s=self.extra_s,
             order=order,
@@ -230,25 +215,47 @@ class CoarseBound:
             checks=solved.checks,
         )
 
-    def _next(self, at: _MomentOrder, order: Ints, profile: Ints) -> int | None:
-        """The next first run from the worst excess on, preferably one with a determined place.
+    def _next(
+        self, at: _MomentOrder, program: CoarseProgram, intervals: list[list[int]], profile: Ints
+    ) -> list[_MomentOrder]:
+        """With the next first run from the worst excess on, preferably one with a determined place.
 
         A parameter's gradient, which no op follows, has many places, because all other ops could run after
-        it.
+        it. Where all these first runs are moments already, the repeat that exceeds the budget most. With
+        `early_repeats` also after a first run that raised the bound by too little, if it is the worst excess.
         """
+        order = list(chain.from_iterable(intervals))
+        interval = [s for s, each in enumerate(intervals) for _ in each]
         first: dict[int, int] = {}
-        for position, op in enumerate(order.tolist()):
+        for position, op in enumerate(order):
             first.setdefault(op, position)
-        runs = sorted((p, op) for op, p in first.items())
-        positions = np.array([p for p, _ in runs], np.int64)
+        runs = list(first)
         over = np.flatnonzero(profile > self.budget_nbytes)
-        soon = np.searchsorted(positions, over)
-        candidates: list[int] = [
-            runs[i][1]
-            for i in soon[np.argsort(-profile[over], kind="stable")].tolist()
-            if i < len(runs) and runs[i][1] not in at.moments
-        ]
-        for op in candidates:
-            if all((at.reach.ancestors[op] | at.reach.descendants[op]) >> j & 1 for j in at.moments):
-                return op
-        return candidates[0] if candidates else None
+        over = over[np.argsort(-profile[over], kind="stable")]
+        present = {moment.op for moment in at.moments if not moment.again}
+        soon = np.searchsorted(np.array(list(first.values()), np.int64), over)
+        candidates = [runs[i] for i in soon.tolist() if i < len(runs) and runs[i] not in present]
+        early = self.early_repeats and at.idle and not at.repeated
+        if early and over.size and first[order[over[0]]] != over[0]:
+            repeats = self._with_repeat(at, program, order, interval, over[:1])
+            if repeats:
+                return repeats
+        if candidates:
+            related = (
+                op
+                for op in candidates
+                if all((at.reach.ancestors[op] | at.reach.descendants[op]) >> j & 1 for j in present)
+            )
+            return at.with_moment(next(related, candidates[0]))
+        return self._with_repeat(at, program, order, interval, over)
+
+    def _with_repeat(
+        self, at: _MomentOrder, program: CoarseProgram, order: list[int], interval: list[int], over: Ints
+    ) -> list[_MomentOrder]:
+        """With the first of the positions that is a repeat and not a moment yet."""
+        for position in over.tolist():
+            op, s = order[position], interval[position]
+            near = at.moments[max(0, s - 1) : s + 1]
+            if program.latest[op] < s and Moment(op, again=True) not in near:
+                return [at.with_repeat(op, s)]
+        return []

@@ -10,7 +10,7 @@ D. Applegate et al., 1995). Rounds of the coarse program then raise the bounds o
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from itertools import chain, combinations, count
 from math import isfinite
@@ -29,6 +29,7 @@ BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
 NEAR = 0.005  # a ratio of base time: within it of the bound, a plan needs no better bound
 GAINED = 0.05  # a part is divided if the lower bound of its halves closes this share of the gap
+HIGHER = 1 / 6  # weight of the higher bound of two halves (T. Achterberg, 2007)
 REFINED = 4  # parts of which the coarse program is solved
 
 
@@ -83,6 +84,7 @@ class _Part:
     on: frozenset[str] = frozenset()
     off: frozenset[str] = frozenset()
     refined: bool = False  # whether rounds of the coarse program have raised it
+    whole: bool = False  # whether dividing it gained too little
 
 
 class DecidedBound:
@@ -113,15 +115,20 @@ class DecidedBound:
         return self._parts[0][0]
 
     def _push(self, part: _Part) -> None:
-        heapq.heappush(self._parts, (part.lower_s, next(self._number), part))
+        heapq.heappush(self._parts, self._entry(part))
+
+    def _entry(self, part: _Part) -> tuple[float, int, _Part]:
+        return part.lower_s, next(self._number), part
 
     def _part(self, on: frozenset[str], off: frozenset[str], deadline: Deadline) -> _Part:
         graph = relaxed(decide(self.graph, on, off) if on or off else self.graph)
         bound = GraphBound(graph, self.budget_nbytes)
         return _Part(bound=bound, lower_s=bound.cut_s(deadline.share(BOUND_SHARE)), on=on, off=off)
 
-    def _halves(self, part: _Part, switches: list[str], deadline: Deadline) -> tuple[_Part, _Part]:
-        """A part with one of the switches on, and one with it off: that which raises the lower bound most."""
+    def _halves(
+        self, part: _Part, switches: list[str], enough_s: float, deadline: Deadline
+    ) -> tuple[_Part, _Part]:
+        """A part with one of the switches on, and one with it off: that whose halves are raised most."""
         on, off = part.on, part.off
         decided = [
             each
@@ -133,7 +140,12 @@ class DecidedBound:
             found += in_parallel([partial(self._part, *each) for each in pair], deadline)
         raised = [attrs.evolve(each, lower_s=max(part.lower_s, each.lower_s)) for each in found]
         pairs = zip(raised[::2], raised[1::2], strict=True)
-        return max(pairs, key=_lower_s)
+
+        def score(pair: tuple[_Part, _Part]) -> float:
+            least_s, most_s = sorted(min(each.lower_s, enough_s) for each in pair)
+            return (1 - HIGHER) * least_s + HIGHER * most_s
+
+        return max(pairs, key=score)
 
     def _switches(self, part: _Part) -> list[str]:
         """Of those that are open in a part the one nearest to where memory binds, and the costliest."""
@@ -153,16 +165,13 @@ class DecidedBound:
         least_s = GAINED * (enough_s - self.lower_s) if isfinite(enough_s) else 0.0
         while left > 0 and self.lower_s < enough_s and not deadline.reached():
             part = self._parts[0][2]
-            switches = self._switches(part)
-            if not switches:
-                break
-            halves = self._halves(part, switches, deadline)
-            if _lower_s(halves) <= part.lower_s + least_s:
+            halves = self._divided(part, least_s, enough_s, deadline)
+            if not halves:
                 break
             heapq.heappop(self._parts)
             for half in halves:
                 self._push(half)
-            left -= 2 * len(switches)
+            left -= 2 * len(self._switches(part))
 
     def refine(self, known_s: float, deadline: Deadline) -> None:
         """Raise the bounds of the lowest parts by rounds of the coarse program.
@@ -176,10 +185,50 @@ class DecidedBound:
             if part.refined or part.lower_s >= known_s or deadline.reached():
                 return
             lower_s = max(part.lower_s, part.bound.rounds_s(known_s, deadline))
-            heapq.heapreplace(
-                self._parts,
-                (lower_s, next(self._number), attrs.evolve(part, lower_s=lower_s, refined=True)),
-            )
+            entry = self._entry(attrs.evolve(part, lower_s=lower_s, refined=True))
+            heapq.heapreplace(self._parts, entry)
+
+    def prove(self, known_s: float, deadline: Deadline) -> None:
+        """Raise the lowest bound until it is `known_s`, nothing raises it, or the deadline has passed.
+
+        The lowest part is divided once where that gains; else it gets rounds of the coarse program, of any
+        size, and is divided when they end.
+
+        Args:
+            known_s: time of a known schedule; no higher bound is needed.
+            deadline: limit by the clock; reports each higher bound.
+        """
+        while self.lower_s < known_s and not deadline.reached():
+            before_s, part = self.lower_s, self._parts[0][2]
+            parts = self._raised(part, known_s, deadline)
+            if not parts:
+                return
+            heapq.heappop(self._parts)
+            for each in parts:
+                self._push(each)
+            if self.lower_s > before_s:
+                deadline.report("proof", known_s, self.lower_s)
+
+    def _raised(self, part: _Part, known_s: float, deadline: Deadline) -> Collection[_Part]:
+        """What takes the place of a part; nothing if nothing raises its bound."""
+        if not part.whole:
+            gap_s = known_s - part.lower_s
+            least_s = GAINED * gap_s if isfinite(gap_s) else 0.0
+            halves = self._divided(part, least_s, known_s, deadline)
+            return halves or (attrs.evolve(part, whole=True),)
+        raised_s = part.bound.round_s(known_s, deadline)
+        if raised_s is None:
+            return self._divided(part, -1.0, known_s, deadline)
+        return (attrs.evolve(part, lower_s=max(part.lower_s, raised_s)),)
+
+    def _divided(self, part: _Part, least_s: float, enough_s: float, deadline: Deadline) -> Collection[_Part]:
+        """The halves of a part if they raise its bound by more than `least_s`, or one is `enough_s`."""
+        switches = self._switches(part)
+        if not switches:
+            return ()
+        halves = self._halves(part, switches, enough_s, deadline)
+        gains = _lower_s(halves) > part.lower_s + least_s
+        return halves if gains or any(half.lower_s >= enough_s for half in halves) else ()
 
 
 def _lower_s(parts: Iterable[_Part]) -> float:

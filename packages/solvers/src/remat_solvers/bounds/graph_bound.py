@@ -35,6 +35,7 @@ class GraphBound:
         self._reach = reachability(graph)
         self.floor_nbytes = budget_floor(graph, self._reach).nbytes
         self._cut: CutBound | None = None
+        self._coarse: CoarseBound | None = None  # of `round_s`
 
     @property
     def binding(self) -> str | None:
@@ -76,3 +77,15 @@ class GraphBound:
             checks = min(CHECKS, left // max(1, coarse.variables))
             checks = checks if checks >= LEAST_CHECKS else 0
         return lower_s
+
+    def round_s(self, known_s: float, deadline: Deadline) -> float | None:
+        """The bound of `cut_s`, raised by one more round of any size; None if no round can raise it."""
+        if self._cut is None:
+            return None
+        if self._coarse is None:
+            arrays = flatten(self.graph)
+            self._coarse = CoarseBound(self._cut, arrays, self.budget_nbytes, early_repeats=True)
+        if self._coarse.finished:
+            return None
+        base_s = self.graph.time_s
+        return base_s + self._coarse.round(deadline, enough_s=known_s - base_s).extra_s

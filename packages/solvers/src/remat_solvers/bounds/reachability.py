@@ -31,12 +31,7 @@ def reachability(graph: Graph) -> Reachability:
     free = [value.external or value.placement is not None for value in graph.values]
     tangents = {v for v in graph.tangents if not free[v]}
     reading: list[list[int]] = [[] for _ in graph.values]
-    overwriter = {
-        old: i
-        for i, op in enumerate(graph.ops)
-        for v in op.first.outputs
-        if (old := graph.values[v].replaces) is not None
-    }
+    overwriter = overwriters(graph)
     replaced: list[list[int]] = [[] for _ in graph.ops]
     for v, i in overwriter.items():
         replaced[i].append(v)
@@ -86,6 +81,16 @@ def reachability(graph: Graph) -> Reachability:
             if value.placement is Placement.DEVICE
         ),
     )
+
+
+def overwriters(graph: Graph) -> dict[int, int]:
+    """Per value that is the state of a buffer or a generator the op that overwrites it."""
+    return {
+        old: i
+        for i, op in enumerate(graph.ops)
+        for v in op.first.outputs
+        if (old := graph.values[v].replaces) is not None
+    }
 
 
 def with_order(reach: Reachability, first: int, then: int) -> Reachability:

@@ -154,7 +154,7 @@ class _Portfolio:
                 minimize_peak=lambda within: minimize_peak(arrays, budget, self.floor_nbytes, within)
             ).values()
         if known.best is None and known.bound_s == float("inf"):
-            moments = ", ".join(graph.ops[i].name for i in coarse.moments)
+            moments = ", ".join(graph.ops[i].name for i, _ in coarse.moments)
             return _infeasible(self.problem, {"method": "coarse", "moments": moments})
         if known.best is not None:
             self.search(starts, None if refined or not self.settings.proofs else coarse)
