@@ -62,7 +62,7 @@ from benchmarks.peer_models import MODELS, Model, Step
 from remat_executor import MemoryMeter, PlannedModule, StepOverBudget, allocator_peak
 from remat_executor.module.gradient_states import GradientsState
 from remat_facade import Hiremate
-from remat_facade.planning.planner import PLANNING_S
+from remat_facade.planning.known_plans import PLANNING_S
 from remat_graph import Grads, Graph, Op, Plan, Schedule, get_platform, simulate
 from remat_solvers import (
     Deadline,

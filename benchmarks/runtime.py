@@ -45,7 +45,7 @@ from benchmarks import record
 from benchmarks.device_steps import Side, traced
 from remat_executor.guards.snapshot import Snapshot
 from remat_facade import Hiremate
-from remat_facade.planning.planner import PLANNING_S
+from remat_facade.planning.known_plans import PLANNING_S
 from tests.helpers.models import import_torchvision, import_transformers
 
 LAUNCH_BOUND_RATIO = 1.05

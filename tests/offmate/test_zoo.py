@@ -7,7 +7,7 @@ import attrs
 import pytest
 from torch import nn
 
-from remat_facade.planning.planner import SAVED
+from remat_facade.planning.known_plans import SAVED
 from remat_graph import Links, load_plan, save_plan
 from remat_solvers.offload.solver import Offload
 from tests.helpers.offmates import LINKS, MODELS, OPTIMIZERS, Run, differences, offmate

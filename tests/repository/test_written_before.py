@@ -20,7 +20,7 @@ from remat_executor.translation import translate
 from remat_facade import Hiremate, Offmate, load_config, save_config
 from remat_facade.cli.app import main
 from remat_facade.config.types import config_types
-from remat_facade.planning.planner import SAVED, SOLVING_S
+from remat_facade.planning.known_plans import SAVED, SOLVING_S
 from remat_graph import (
     Graph,
     Links,

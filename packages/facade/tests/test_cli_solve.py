@@ -269,3 +269,16 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     assert solve(UNET, "--budget", "100%", "--plan-out", tmp_path / "file" / "plan.json") == 2
     assert "choose another path" in complaint(capsys)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_bound_is_raised_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    """For the seconds given, after which the same plan is nearer to its bound; they must be seconds."""
+    found = []
+    for words in ([], ["--prove", "3"]):
+        assert solve(UNET, "--budget", "30%", "--solver", "greedy", "--json", *words) == 0
+        found.append(json.loads(capsys.readouterr().out)["plan"])
+    without, proven = found
+    assert (proven["overhead"], proven["peak_nbytes"]) == (without["overhead"], without["peak_nbytes"])
+    assert without["lower_bound_s"] < proven["lower_bound_s"] <= proven["time_s"]
+    assert solve(UNET, "--budget", "30%", "--prove", "-3") == 2
+    assert "expected seconds above 0" in complaint(capsys)

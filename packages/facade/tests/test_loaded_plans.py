@@ -6,8 +6,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from remat_facade.planning.known_plans import SAVED
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import SAVED, RecomputePlanner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.planner_wrappers import FixedPlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Grads, Graph

@@ -1,5 +1,6 @@
 """A time limit bounds planning as a whole, including errors: readings of the clock are counted."""
 
+import time
 from functools import cache
 from itertools import count
 from typing import Any
@@ -11,7 +12,7 @@ from remat_facade.cli.app import main
 from remat_facade.planning import planner as planning
 from remat_facade.planning.method import Method
 from remat_facade.planning.planner import RecomputePlanner
-from remat_graph import Graph, noremat_peak_nbytes, save_graph
+from remat_graph import Graph, Plan, noremat_peak_nbytes, save_graph
 from remat_solvers import Deadline, InfeasibleBudget, min_budget
 from remat_solvers.running.stopping import default_limit_s
 from remat_solvers.switching import compiled
@@ -134,3 +135,22 @@ def test_loops_are_compiled_before_the_clock_starts(
     RecomputePlanner(budget=budget, method=method, on_progress=lines.append)(chain(24, skips=4))
     assert events[: 1 + called] == (["compiled", "clock"] if called else ["clock"])
     assert any("once for this installation" in line for line in lines) == called
+
+
+@pytest.mark.parametrize(("limit_s", "given_s"), [(None, 7.0), (30.0, 7.0), (6.0, 5.0), (0.5, None)])
+def test_raising_the_bound_is_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float | None, given_s: float | None
+) -> None:
+    """It begins after a second; without a limit of the caller's, it has all of its seconds."""
+    graph, smallest = searched()
+    plan = RecomputePlanner(budget=2 * smallest, method=Method(parameters={"moves": 1000}))(graph)
+    given: list[float | None] = []
+
+    def raised(graph: Graph, plan: Plan, deadline: Deadline) -> Plan:
+        given.append(deadline.seconds)
+        return plan
+
+    monkeypatch.setattr(planning, "raised_bound", raised)
+    planner = RecomputePlanner(budget=2 * smallest, method=Method(time_limit_s=limit_s, prove_s=7.0))
+    assert planner.proven(graph, plan, time.perf_counter() - 1.0) is plan
+    assert given == ([] if given_s is None else [pytest.approx(given_s, abs=0.2)])

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from remat_facade import Hiremate, PlanNotKept
+from remat_facade.planning.known_plans import SAVED
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import SAVED, RecomputePlanner
+from remat_facade.planning.planner import RecomputePlanner
 from remat_facade.planning.zoo import Zoo
 from remat_graph import Graph, Plan, load_graph, noremat_peak_nbytes
 from remat_graph.platforms.base import with_times
@@ -312,3 +313,16 @@ def test_a_second_process_neither_measures_nor_solves(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", "True", "False"]
+
+
+def test_a_saved_plan_is_not_searched_for_again_to_raise_its_bound(graph: Graph, zoo: Zoo) -> None:
+    """The schedule stays; a new plan is saved with its raised bound."""
+    made = planner(zoo)(graph)
+    raised = planner(zoo, prove_s=2.0)(graph)
+    assert saved(raised)
+    assert raised.schedule == made.schedule
+    assert raised.lower_bound_s > made.lower_bound_s
+    other = Zoo(folder=zoo.folder / "other", times=zoo.times)
+    first = planner(other, prove_s=2.0)(graph)
+    assert (first.schedule, planner(other)(graph).lower_bound_s) == (made.schedule, first.lower_bound_s)
+    assert first.lower_bound_s > made.lower_bound_s

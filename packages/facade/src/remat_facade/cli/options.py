@@ -112,6 +112,14 @@ TimeLimitOption = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Stop then, with the best result so far.", callback=seconds),
 ]
+ProveOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Then raise the lower bound for so long, to say how far the plan is from the best.",
+        callback=seconds,
+    ),
+]
 SearchLimitOption = Annotated[
     float,
     typer.Option(

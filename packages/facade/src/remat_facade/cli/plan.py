@@ -1,6 +1,6 @@
 """The command `remat plan`: plan a model, and report whether it fits."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,6 +44,7 @@ def plan(
     config: options.ConfigOption = None,
     seed: options.SeedOption = 0,
     time_limit: options.TimeLimitOption = None,
+    prove: options.ProveOption = None,
     optimizer: options.OptimizerOption = "adamw",
     device_memory: options.DeviceMemoryOption = None,
     platform: options.PlatformOption = None,
@@ -76,13 +77,12 @@ def plan(
     device_nbytes = None if device_memory is None else size_of(device_memory, "--device-memory")
     times = None if platform is None else find_platform(platform)
     check_device(budget, device_nbytes, estimated=times is not None and input is not None)
-    chosen = {"outputs": outputs, "gradients": gradients}
+    chosen: dict[str, Any] = {"outputs": outputs, "gradients": gradients, "prove_s": prove}
     method = choose_method("auto", config, solver, seed, time_limit, ways, **chosen)
     named = Target.parse(target, input, batch, dtype)
     check_method(method, optimizer)
     with CommandOutput(as_json=json) as output:
-        loaded, planned = _planned(named, budget, method, optimizer, device_nbytes, times, zoo, output)
-        graph, made, fit = planned
+        loaded, graph, made, fit = _plan(named, budget, method, optimizer, device_nbytes, times, zoo, output)
         deliver(output, made, plan_out)
         output.facts |= {"fit": fit, "fits": fit.fits}
         output.show(fit_table(fit))
@@ -97,7 +97,7 @@ def plan(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _planned(
+def _plan(
     target: "Target",
     budget: str,
     method: "Method",
@@ -106,7 +106,7 @@ def _planned(
     platform: "Platform | None",
     zoo: bool,
     output: "CommandOutput",
-) -> "tuple[Loaded, tuple[Graph, Plan, Fit]]":
+) -> "tuple[Loaded, Graph, Plan, Fit]":
     """Load and plan a target, as `plan_model` does; ends the command if ``--budget auto`` does not fit."""
     with progress(f"loading {target.name}") as update:
         from remat_facade.entrypoints.inputs import as_call
@@ -117,7 +117,7 @@ def _planned(
 
         loaded = model, sample, sample_kwargs = target.load(meta=platform is not None)
         try:
-            return loaded, plan_model(
+            return loaded, *plan_model(
                 model,
                 as_call(sample, sample_kwargs),
                 PlanOptions(budget=budget, optimizer=optimizer, zoo=zoo),

@@ -11,6 +11,7 @@ def solve(
     config: options.ConfigOption = None,
     seed: options.SeedOption = 0,
     time_limit: options.TimeLimitOption = None,
+    prove: options.ProveOption = None,
     gradients: options.GradientsOption = None,
     order_out: options.OrderOutOption = None,
     plan_out: options.PlanOutOption = None,
@@ -27,7 +28,7 @@ def solve(
     from remat_solvers.running.stopping import interrupted
 
     check_paths({"--plan-out": plan_out, "--order-out": order_out}, {"GRAPH.json": graph, "--config": config})
-    method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients)
+    method = choose_method("auto", config, solver, seed, time_limit, gradients=gradients, prove_s=prove)
     Budget.parse(budget)  # before the planner is imported, and numpy with it
 
     from remat_facade.planning.planner import RecomputePlanner

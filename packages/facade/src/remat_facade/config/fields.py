@@ -63,6 +63,9 @@ def _seconds_or(null: str) -> Check:
 
 seconds_or_none = _seconds_or("no limit")
 time_limit_or_none = _seconds_or("the default")
+seconds_or_zero = _expected(
+    f"seconds, up to {LONGEST_S:.0e}", lambda v: _is_number(v) and 0 <= v <= LONGEST_S
+)
 fraction = _expected("a number from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
 accounting = _expected('"referee" or "paper"', lambda v: v in ("referee", "paper"))
 ways = _expected(

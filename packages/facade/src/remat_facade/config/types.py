@@ -85,6 +85,11 @@ class StepConfig(Config):
         "like new at first).",
         check.gradients,
     )
+    prove_s: float = _number(
+        0.0,
+        "Seconds for raising the lower bound of a plan that was found; within time_limit_s if that is given.",
+        check.seconds_or_zero,
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -19,7 +19,8 @@ from remat_executor import MemoryMeter, allocator_peak
 from remat_executor.translation.dropped_outputs import OutputsState
 from remat_facade.demo.tasks import Batch, Task
 from remat_facade.entrypoints.rockmate import Hiremate
-from remat_facade.planning.planner import PLANNING_S, Progress, silent
+from remat_facade.planning.known_plans import PLANNING_S
+from remat_facade.planning.planner import Progress, silent
 from remat_facade.report import picture
 from remat_facade.report.html import page
 from remat_facade.report.table import Table, repeats_table

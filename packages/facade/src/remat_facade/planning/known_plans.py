@@ -26,6 +26,15 @@ TIGHTER = 1.5
 DRIFT = 0.1
 """A plan that was carried over itself counts as farther by this, in ratios of sizes."""
 
+PLANNING_S = "planning_s"
+"""Key of `Plan.solver_stats`: seconds of planning."""
+
+SOLVING_S = "solving_s"
+"""Key of `Plan.solver_stats` of a plan from the zoo: the seconds of planning when it was made."""
+
+SAVED = "saved"
+"""Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
+
 SAVING_S = "saving_s"
 """Key of `Plan.solver_stats` of a carried plan: seconds of a step that a search is expected to save, by
 the gap beyond that of the nearest plan that was searched for."""

@@ -31,10 +31,16 @@ class Method:
 
     outputs: Literal["kept", "dropped"] = "kept"  # whether the caller keeps them, as for `Rockmate`
     gradients: Literal["auto", "new", "present"] = "auto"  # what calls find, as for `Rockmate`
+    prove_s: float = 0.0  # seconds for raising the bound of the plan
 
     def limit_s(self, ops: int) -> float:
         """The limit by the clock for planning a graph of n ops, in seconds."""
         return default_limit_s(ops) if self.time_limit_s is None else self.time_limit_s
+
+    def proving_s(self, planned_s: float) -> float:
+        """The seconds for raising the bound of a plan that took `planned_s`: within a limit that is given."""
+        left_s = float("inf") if self.time_limit_s is None else self.time_limit_s - planned_s
+        return min(self.prove_s, left_s)
 
     @property
     def grads(self) -> Grads:
@@ -78,6 +84,7 @@ def choose_method(
     *,
     outputs: str | None = None,
     gradients: str | None = None,
+    prove_s: float | None = None,
 ) -> Method:
     """The method that a user's arguments name.
 
@@ -91,6 +98,7 @@ def choose_method(
         ways: replaces the config's ways unless it is None.
         outputs: replaces the config's unless it is None.
         gradients: replaces the config's unless it is None.
+        prove_s: replaces the config's unless it is None.
 
     Raises:
         BadConfig: the arguments contradict each other.
@@ -115,7 +123,7 @@ def choose_method(
         method = Method(solver=solver, time_limit_s=chosen.time_limit_s, parameters=_seeded(chosen.seed))
     else:
         method = Method.from_config(chosen)
-    given: dict[str, Any] = {"ways": ways, "outputs": outputs, "gradients": gradients}
+    given: dict[str, Any] = {"ways": ways, "outputs": outputs, "gradients": gradients, "prove_s": prove_s}
     return attrs.evolve(method, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -7,8 +7,9 @@ import attrs
 
 from remat_executor.memory.block_slack import worst_case_nbytes
 from remat_facade.errors import NoRoom
+from remat_facade.planning.known_plans import PLANNING_S
 from remat_facade.planning.method import Method
-from remat_facade.planning.planner import PLANNING_S, StepPlanner
+from remat_facade.planning.planner import StepPlanner
 from remat_facade.planning.versions import versions
 from remat_graph import BadBudget, Budget, Grads, Graph, Links, Plan, simulate
 from remat_graph.training import accumulating, with_placement

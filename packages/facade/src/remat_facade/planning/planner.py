@@ -12,12 +12,21 @@ import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
 from remat_facade.planning.interrupts import warn_of_interrupt
-from remat_facade.planning.known_plans import SAVING_S, SEARCHED_S, Kind, KnownPlans, carried
+from remat_facade.planning.known_plans import (
+    PLANNING_S,
+    SAVED,
+    SAVING_S,
+    SEARCHED_S,
+    SOLVING_S,
+    Kind,
+    KnownPlans,
+    carried,
+)
 from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
-from remat_facade.planning.saved_bound import with_bound
+from remat_facade.planning.saved_bound import raised_bound, with_bound
 from remat_facade.planning.versions import versions
-from remat_facade.planning.zoo import Zoo
+from remat_facade.planning.zoo import Zoo, smallest_as
 from remat_graph import (
     BadBudget,
     Budget,
@@ -50,15 +59,6 @@ from remat_solvers.running.stopping import INTERRUPTED, interrupted, stopped_by_
 Progress = Callable[[str], None]
 """Called with a short description when a stage begins."""
 
-PLANNING_S = "planning_s"
-"""Key of `Plan.solver_stats`: seconds of planning."""
-
-SOLVING_S = "solving_s"
-"""Key of `Plan.solver_stats` of a plan from the zoo: the seconds of planning when it was made."""
-
-SAVED = "saved"
-"""Key of `Plan.solver_stats`: present, and true, if the plan was loaded from the zoo."""
-
 SOLVE_SHARE = 0.75  # of the limit; then the search for the smallest budget begins, if nothing was found
 
 NEAR = 0.01
@@ -66,8 +66,6 @@ NEAR = 0.01
 
 FAR = 0.05
 """A search runs at once where a carried plan is farther from its bound than searched ones by this share."""
-
-_ANY_NBYTES = 2**63 - 1  # stands for the budget in the key of a schedule with the smallest peak
 
 
 def silent(_: str) -> None:
@@ -102,6 +100,10 @@ class StepPlanner(ABC):
         """Whether a saved plan of this graph and budget is still valid."""
         return True
 
+    def proven(self, graph: Graph, plan: Plan, began_s: float) -> Plan:
+        """The plan with a higher bound, for planners that raise it; `began_s` is as for `solve`."""
+        return plan
+
     def finished(self, graph: Graph, plan: Plan, budget_nbytes: int) -> Plan:
         """The plan of a graph to return; a subclass may add notes or record it."""
         return plan
@@ -130,7 +132,7 @@ class StepPlanner(ABC):
             loading_s = time.perf_counter() - began_s
             stats = {**plan.solver_stats, PLANNING_S: loading_s, SOLVING_S: solving_s, SAVED: True}
             self.on_progress(f"planned {graph.name}: found on disk in {format_seconds(loading_s)}")
-            plan = attrs.evolve(with_bound(graph, plan), solver_stats=stats)
+            plan = attrs.evolve(self.proven(graph, with_bound(graph, plan), began_s), solver_stats=stats)
             return self.finished(graph, plan, budget_nbytes)
         self.on_progress(_first_stage(graph, budget_nbytes))
         plan = self.finished(graph, self.solve(graph, budget_nbytes, began_s), budget_nbytes)
@@ -138,6 +140,8 @@ class StepPlanner(ABC):
         took = format_seconds(float(plan.solver_stats[PLANNING_S]))
         self.on_progress(f"planned {graph.name}: {how} in {took}, overhead {plan.overhead:.1%}")
         self._warn_if_interrupted(plan)
+        if not interrupted(plan):
+            plan = self.proven(graph, plan, began_s)
         if self.zoo is not None and not (carried(plan) or interrupted(plan)):
             self.zoo.keep(graph, budget_nbytes, method, plan)
         return plan
@@ -252,6 +256,16 @@ class RecomputePlanner(StepPlanner):
         self.granted_nbytes = self.granted_nbytes or budget_nbytes + self.reserve_nbytes
         return plan
 
+    def proven(self, graph: Graph, plan: Plan, began_s: float) -> Plan:
+        """The plan with the bound that `Method.prove_s` more seconds raise; Ctrl-C ends them."""
+        left_s = self.method.proving_s(time.perf_counter() - began_s)
+        if left_s <= 0:
+            return plan
+        search = self.search(graph, plan.budget_nbytes, left_s)
+        search.begin("raising the lower bound")
+        with stopped_by_interrupts(search.deadline):
+            return raised_bound(graph, plan, search.deadline)
+
     def solve(self, graph: Graph, budget_nbytes: int, began_s: float, *, carry: bool = True) -> Plan:
         """Run the solver, or carry over a plan of another size, unless `carry` is false.
 
@@ -353,13 +367,8 @@ class RecomputePlanner(StepPlanner):
         """The schedule of the smallest budget that an error has named, if it fits this one."""
         if self.zoo is None or self.method.solver != "auto":
             return None
-        plan = self.zoo.find(graph, _ANY_NBYTES, self._smallest_as)
+        plan = self.zoo.find(graph, *smallest_as(self.grads))
         return None if plan is None or plan.peak_nbytes > budget_nbytes else plan.schedule
-
-    @property
-    def _smallest_as(self) -> Method:
-        """The key of schedules for the smallest budgets that errors name."""
-        return Method(solver="smallest", parameters={"grads": self.grads})
 
     def _smallest(self, graph: Graph, budget_nbytes: int, search: PlanSearch, solution: Solution) -> Schedule:
         """The schedule with the smallest peak, if the solver found none; only the portfolio may use it.
@@ -377,15 +386,7 @@ class RecomputePlanner(StepPlanner):
         if smallest.nbytes > budget_nbytes:
             least_nbytes = min(smallest.nbytes, solution.smallest_nbytes or smallest.nbytes)
             if self.zoo is not None and not search.deadline.stopped:
-                plan = Plan.from_schedule(
-                    graph,
-                    smallest.schedule,
-                    budget_nbytes=smallest.nbytes,
-                    lower_bound_s=0.0,
-                    solver=self.method.solver,
-                    grads=self.grads,
-                )
-                self.zoo.keep(graph, _ANY_NBYTES, self._smallest_as, plan)
+                self.zoo.keep_smallest(graph, smallest.schedule, smallest.nbytes, self.method, self.grads)
             raise attrs.evolve(smallest, nbytes=least_nbytes).as_error(budget_nbytes, graph)
         if self.method.solver == "auto":
             return smallest.schedule

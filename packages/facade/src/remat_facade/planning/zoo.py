@@ -32,7 +32,18 @@ import attrs
 from remat_facade.errors import PlanNotKept
 from remat_facade.planning.method import Method
 from remat_facade.planning.shipped_plans import SHIPPED, shipped_of
-from remat_graph import BadFile, ForeignPlan, Graph, OverBudget, Plan, RematError, fingerprint, structure
+from remat_graph import (
+    BadFile,
+    ForeignPlan,
+    Grads,
+    Graph,
+    OverBudget,
+    Plan,
+    RematError,
+    Schedule,
+    fingerprint,
+    structure,
+)
 from remat_graph.serialization.json_reader import read_sealed, write_sealed
 from remat_graph.serialization.plans import plan_from_data, plan_to_data
 from remat_graph.training import with_placement
@@ -126,6 +137,15 @@ class Zoo:
                     "folder, or zoo=False",
                 )
 
+    def keep_smallest(
+        self, graph: Graph, schedule: Schedule, nbytes: int, method: Method, grads: Grads
+    ) -> None:
+        """Save the schedule of the smallest budget that an error names."""
+        plan = Plan.from_schedule(
+            graph, schedule, budget_nbytes=nbytes, lower_bound_s=0.0, solver=method.solver, grads=grads
+        )
+        self.keep(graph, *smallest_as(grads), plan)
+
     def _drop_oldest(self) -> None:
         for path in sorted(self._paths("plan-v*.json"), key=_used_s)[:-MOST_PLANS]:
             path.unlink(missing_ok=True)
@@ -158,6 +178,11 @@ class Zoo:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, PlanNotKept, stacklevel=2)
+
+
+def smallest_as(grads: Grads) -> tuple[int, Method]:
+    """The budget and the method of the key of schedules for the smallest budgets that errors name."""
+    return 2**63 - 1, Method(solver="smallest", parameters={"grads": grads})
 
 
 def _step_of(graph: Graph) -> str:
