@@ -1,7 +1,7 @@
 """How long planning takes, how soon there is a plan, how good it is: by model and budget, from one run.
 
     python benchmarks/planning.py [MODEL ...] [--budgets 100%,60%,40%,30%,20%,smallest,tight]
-        [--limits 1,3,10] [--busy] [--before FILE] [--json FILE] [--resume] [--plot FILE]
+        [--limits 1,3,10] [--prove SECONDS] [--busy] [--before FILE] [--json FILE] [--resume] [--plot FILE]
 
 Models: those of `planning_models.py`. Each budget is planned by the planner that `Hiremate` calls, without
 saved plans, from the captured and measured graph to the plan; where nothing fits, to the error that names a
@@ -10,9 +10,10 @@ that of the file `--before`, whose rows are of an earlier version and which is c
 
 Columns: seconds by the clock and of the processor, seconds until the first valid plan, overhead, lower bound.
 With `--limits`, each budget is planned again with these limits in seconds, and the time over a limit counts.
-With `--busy`, a second process keeps a processor busy meanwhile. With `--resume`, models with all of their
-rows in FILE are not planned again. `--plot` draws the best overhead and the bound over time, of ten graphs at
-40 %.
+With `--prove`, the bound of a plan that is far from it is raised for so many seconds more, as `remat solve
+--prove` does, beside the columns of the plan. With `--busy`, a second process keeps a processor busy
+meanwhile. With `--resume`, models with all of their rows in FILE are not planned again. `--plot` draws the
+best overhead and the bound over time, of ten graphs at 40 %.
 
 The exit status is not zero if a row takes longer than it may (20 s up to 1,000 ops, 30 s at 2,700, 60 s at
 10,000), if a limit is passed by more than half a second, or if a plan is slower than before by more than 0.2
@@ -40,8 +41,9 @@ from benchmarks import planning_curves, planning_models, record
 from remat_facade.planning.method import Method
 from remat_facade.planning.plan_search import PlanSearch
 from remat_facade.planning.planner import RecomputePlanner
+from remat_facade.planning.saved_bound import raised_bound
 from remat_graph import Graph, resolve_budget
-from remat_solvers import InfeasibleBudget, compile_loops, min_budget
+from remat_solvers import Deadline, InfeasibleBudget, compile_loops, min_budget
 from remat_solvers import Progress as SolverProgress
 
 BUDGETS = ("100%", "60%", "40%", "30%", "20%", "smallest", "tight")
@@ -49,6 +51,8 @@ MAY_TAKE_OPS, MAY_TAKE_S = (1_000, 2_700, 10_000), (20.0, 30.0, 60.0)
 LATE_S = 0.5
 WORSE = 2e-3
 TIGHT = 1.1
+NEAR, NEAR_TIGHT = 0.01, 0.025
+"""The gaps that plans should keep, down to 30 % of memory and below."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +71,7 @@ class Row:
         bound: a lower bound on it.
         cut: whether a limit by the clock ended the search.
         smallest_nbytes: the budget that the error names.
+        proven: the bound after the seconds of `--prove`; None if it was near enough without them.
         curve: whenever the best plan or the bound has changed: seconds, overhead or None, bound.
     """
 
@@ -83,6 +88,7 @@ class Row:
     cut: bool
     smallest_nbytes: int | None
     curve: list[tuple[float, float | None, float]] = attrs.field(factory=list)
+    proven: float | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -113,7 +119,12 @@ class _Watched(RecomputePlanner):
         return found
 
 
-def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | None) -> Row:
+def near(budget: str) -> float:
+    """The gap that plans should keep at a budget."""
+    return NEAR if budget in ("100%", "60%", "40%", "30%") else NEAR_TIGHT
+
+
+def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | None, prove_s: float) -> Row:
     """Plan a graph once."""
     planner = _Watched(budget=nbytes, method=Method(time_limit_s=limit_s))
     began_s, worked_s = time.perf_counter(), time.process_time()
@@ -124,6 +135,9 @@ def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | 
         smallest_nbytes = error.smallest_nbytes
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - worked_s
     first_s = next((at_s for at_s, best, _ in planner.curve if best is not None), wall_s)
+    proven = None
+    if plan is not None and prove_s and plan.gap > near(budget):
+        proven = raised_bound(graph, plan, Deadline(prove_s)).lower_bound_overhead
     return Row(
         model=name,
         ops=len(graph.ops),
@@ -138,6 +152,7 @@ def planned(name: str, graph: Graph, budget: str, nbytes: int, limit_s: float | 
         cut=plan is not None and plan.deadline_hit,
         smallest_nbytes=smallest_nbytes,
         curve=planner.curve,
+        proven=proven,
     )
 
 
@@ -162,7 +177,11 @@ def smallest(name: str, graph: Graph) -> Row:
 
 
 def rows(
-    names: list[str], budgets: list[str], limits: list[float], before: dict[tuple[str, str], Row]
+    names: list[str],
+    budgets: list[str],
+    limits: list[float],
+    prove_s: float,
+    before: dict[tuple[str, str], Row],
 ) -> Iterator[Row]:
     """Every model at every budget."""
     for name, graph in planning_models.graphs(names):
@@ -180,7 +199,8 @@ def rows(
                 earlier = before.get((name, "search"))
                 nbytes = int(TIGHT * ((earlier and earlier.smallest_nbytes) or nbytes))
             for limit_s in (None, *limits):
-                yield planned(name, graph, budget, nbytes, limit_s)
+                proving_s = prove_s if limit_s is None else 0.0
+                yield planned(name, graph, budget, nbytes, limit_s, proving_s)
 
 
 def may_take_s(ops: int) -> float:
@@ -240,7 +260,8 @@ def shown(row: Row, earlier: Row | None) -> str:
     """A line of the table."""
     limit = "" if row.limit_s is None else f"{row.limit_s:g} s"
     first = "-" if row.first_s is None else f"{row.first_s:.2f}"
-    cells = [f"{'-' if each is None else f'{each:+.2%}':>9}" for each in (row.overhead, row.bound)]
+    ratios = (row.overhead, row.bound, row.proven)
+    cells = [f"{'-' if each is None else f'{each:+.2%}':>9}" for each in ratios]
     old = "-" if earlier is None or earlier.overhead is None else f"{earlier.overhead:+.2%}"
     took = "-" if earlier is None else f"{earlier.wall_s:.1f}"
     return (
@@ -276,6 +297,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help="all by default")
     parser.add_argument("--budgets", default=",".join(BUDGETS), help="separated by commas")
     parser.add_argument("--limits", default="", help="seconds, separated by commas")
+    parser.add_argument("--prove", type=float, default=0.0, help="seconds for bounds that are far")
     parser.add_argument("--busy", action="store_true", help="beside a process that keeps a processor busy")
     parser.add_argument("--before", type=Path, help="rows of an earlier version")
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -297,19 +319,19 @@ def main() -> int:
         busy.start()
     print(
         f"{'model':20} {'ops':>5} {'budget':8} {'limit':>5} {'MiB':>9} {'wall s':>7} {'cpu s':>7} "
-        f"{'first':>6} {'overhead':>9} {'bound':>9}     {'before':>9} {'took s':>7}"
+        f"{'first':>6} {'overhead':>9} {'bound':>9} {'proven':>9}     {'before':>9} {'took s':>7}"
     )
     found = complete(load(options.json), budgets, limits) if options.resume else []
     done = {row.model for row in found}
     names = [name for name in options.models or planning_models.NAMES if name not in done]
-    for row in rows(names, budgets, limits, before) if names else ():
+    for row in rows(names, budgets, limits, options.prove, before) if names else ():
         found.append(row)
         print(shown(row, before.get(row.key)), flush=True)
         if options.json:
             packages = ("torch", "transformers", "torchvision", "timm", "highspy", "numba")
-            record.write(
-                options.json, [attrs.asdict(each) for each in found], packages=packages, busy=options.busy
-            )
+            written = [attrs.asdict(each) for each in found]
+            extra = {"busy": options.busy, "prove_s": options.prove}
+            record.write(options.json, written, packages=packages, **extra)
     if options.busy:
         busy.terminate()
     if options.plot:

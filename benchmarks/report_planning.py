@@ -48,10 +48,33 @@ def seconds(data: dict[str, Any]) -> Iterator[str]:
     )
     yield from table(head.split(", "), cells)
     yield shown("images/seconds", "Seconds of planning over ops, for three budgets")
+    yield from _gaps(data, free)
     limited = [row for row in data["rows"] if row["limit_s"] is not None]
     if limited:
         late = max(row["wall_s"] - row["limit_s"] for row in limited)
         yield f"With limits, {len(limited)} plans: at most {late:.2f} s late.\n"
+
+
+def _gaps(data: dict[str, Any], rows: Rows) -> Iterator[str]:
+    """How many plans are near the bound of the search, and near the one of some more seconds."""
+    cells = []
+    for budget, near in (("60%", 1.0), ("40%", 1.0), ("30%", 1.0), ("20%", 2.5)):
+        found = [row for row in rows if row["budget"] == budget and row["overhead"] is not None]
+        gaps = [100 * (row["overhead"] - row["bound"]) for row in found]
+        proven = [
+            gap if row.get("proven") is None else min(gap, 100 * (row["overhead"] - row["proven"]))
+            for row, gap in zip(found, gaps, strict=True)
+        ]
+        within = [str(sum(gap <= near for gap in each)) for each in (gaps, proven)]
+        medians = [f"{statistics.median(each):.2f}" for each in (gaps, proven)]
+        cells.append([budget, str(len(found)), f"{near:g}", *within, *medians])
+    yield (
+        "How far plans are from the lower bound, in points of the step: from the one that the search proves "
+        f"beside its plan, and where that is far, from the one after {data.get('prove_s', 0):g} s more "
+        "(`--prove`).\n"
+    )
+    head = "budget, plans, near within, near, near when proven, median gap, median when proven"
+    yield from table(head.split(", "), cells)
 
 
 def versions(data: dict[str, Any]) -> Iterator[str]:
