@@ -305,6 +305,8 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="draw overhead and bound over time here")
     options = parser.parse_args()
     budgets = options.budgets.split(",")
+    if options.prove < 0:
+        parser.error(f"--prove takes seconds; got {options.prove:g}")
     if not set(BUDGETS).issuperset(budgets):
         parser.error(f"the budgets are {', '.join(BUDGETS)}; got {options.budgets}")
     if not set(planning_models.NAMES).issuperset(options.models):

@@ -48,7 +48,8 @@ def seconds(data: dict[str, Any]) -> Iterator[str]:
     )
     yield from table(head.split(", "), cells)
     yield shown("images/seconds", "Seconds of planning over ops, for three budgets")
-    yield from _gaps(data, free)
+    if data.get("prove_s"):
+        yield from _gaps(data, free)
     limited = [row for row in data["rows"] if row["limit_s"] is not None]
     if limited:
         late = max(row["wall_s"] - row["limit_s"] for row in limited)
@@ -60,6 +61,8 @@ def _gaps(data: dict[str, Any], rows: Rows) -> Iterator[str]:
     cells = []
     for budget, near in (("60%", 1.0), ("40%", 1.0), ("30%", 1.0), ("20%", 2.5)):
         found = [row for row in rows if row["budget"] == budget and row["overhead"] is not None]
+        if not found:
+            continue
         gaps = [100 * (row["overhead"] - row["bound"]) for row in found]
         proven = [
             gap if row.get("proven") is None else min(gap, 100 * (row["overhead"] - row["proven"]))
@@ -69,8 +72,8 @@ def _gaps(data: dict[str, Any], rows: Rows) -> Iterator[str]:
         medians = [f"{statistics.median(each):.2f}" for each in (gaps, proven)]
         cells.append([budget, str(len(found)), f"{near:g}", *within, *medians])
     yield (
-        "How far plans are from the lower bound, in points of the step: from the one that the search proves "
-        f"beside its plan, and where that is far, from the one after {data.get('prove_s', 0):g} s more "
+        "How far plans are from the lower bound, in points of the step: from that of the search "
+        f"for the plan, and where that is far, from the one after {data['prove_s']:g} s more "
         "(`--prove`).\n"
     )
     head = "budget, plans, near within, near, near when proven, median gap, median when proven"

@@ -237,7 +237,7 @@ def test_the_keys_of_a_saved_plan(tmp_path: Path) -> None:
 
 
 COMMON = {"seed", "time_limit_s"}
-OF_A_STEP = {"ways", "outputs", "gradients"}
+OF_A_STEP = {"ways", "outputs", "gradients", "prove_s"}
 CONFIGS = {
     "auto": OF_A_STEP | {"gap"},
     "noremat": OF_A_STEP,
@@ -565,9 +565,10 @@ VERBS = {
         "--out",
         "--plan-out",
         "--graph-out",
+        "--prove",
     },
     "check": SOLVE | NAMED | {"--batch", "--ways", "--outputs", "--gradients", "--plan", "--steps"},
-    "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out", "--out"},
+    "solve": SOLVE | {"graph", "--gradients", "--order-out", "--plan-out", "--out", "--prove"},
     "min-budget": {"graph", "--time-limit", "--gradients", "--json"},
     "sweep": NAMED
     | {"--batch", "--platform", "--ways", "--outputs", "--solvers", "--solver", "--budgets", "--points"}

@@ -1,5 +1,6 @@
 """Plans for steps that find a `.grad` for every parameter: valid, within the budget, never worse."""
 
+import attrs
 import pytest
 
 from remat_graph import (
@@ -121,3 +122,36 @@ def test_switches_are_decided_too(seed: int) -> None:
     found = solve_present(get_solver("auto"), Problem(graph, middle_nbytes))
     assert found.schedule is not None
     assert simulate(graph, found.schedule, grads=Grads.PRESENT).peak_nbytes <= middle_nbytes
+
+
+def test_no_bound_is_above_a_schedule_that_holds_a_gradient() -> None:
+    """It makes the gradient before the last use of its parameter, because that frees more than it holds."""
+    values = [
+        Value(name="w", nbytes=10, external=True, role=Role.PARAM),
+        Value(name="a", nbytes=100),
+        Value(name="loss", nbytes=0, role=Role.OUTPUT),
+        Value(name="t", nbytes=10, role=Role.TANGENT, of=2),
+        Value(name="g", nbytes=10),
+        Value(name="gw", nbytes=10, role=Role.GRAD, of=0),
+        Value(name="gx", nbytes=5),
+    ]
+    ops = [((), (1,)), ((1, 0), (2,)), ((0, 3), (4,)), ((1, 3), (5,)), ((4,), (6,))]
+    graph = small_graph("held", values, ops, forward=2)
+    scratch = attrs.evolve(graph.ops[2].first, workspace_nbytes=100)
+    uses = attrs.evolve(graph.ops[2], implementations=(scratch,))
+    graph = attrs.evolve(graph, ops=(*graph.ops[:2], uses, *graph.ops[3:]))
+    schedule = Schedule(
+        [
+            *(Compute(0), Compute(1), Compute(3), Free(1), Compute(2)),
+            *(Free(3), Deliver(5), Compute(4), Free(4), Free(6)),
+        ],
+        2,
+    )
+    held = simulate(graph, schedule, grads=Grads.PRESENT)
+    solution = solve_present(get_solver("auto"), Problem(graph, held.peak_nbytes))
+    assert solution.lower_bound_s <= held.time_s
+    assert solution.time_s is not None
+    assert (solution.status is Status.OPTIMAL) == (solution.time_s == solution.lower_bound_s)
+    assert min_present_budget(graph).floor_nbytes <= held.peak_nbytes
+    below = solve_present(get_solver("auto"), Problem(graph, held.peak_nbytes - 1))
+    assert below.status is not Status.OPTIMAL or below.time_s == below.lower_bound_s

@@ -7,7 +7,8 @@ they are made. Their schedule becomes one of the graph itself by a `Deliver` in 
 A gradient is delivered after the last use of its parameter, which a hook may change then. So ops of the
 backward that use the parameter, and come before its gradient in the trace, are made to run before. Solvers do
 not know the rule for other uses, such as repeats of the forward: where the referee finds a schedule above the
-budget for that, the solver runs again with less.
+budget for that, the solver runs again with less. Other schedules may make the gradient first and hold it, so
+bounds are those of the graph without this order (`freed_gradients`).
 """
 
 import attrs
@@ -15,32 +16,39 @@ import attrs
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
 from remat_graph.training import ordered
 from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.decisions import bounding_graphs
+from remat_solvers.bounds.decisions import bounding_graphs, decided_bound_s
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
-from remat_solvers.queries import MinBudget, min_budget
+from remat_solvers.queries import MinBudget, lowest_floor, min_budget
 from remat_solvers.switching import solve_switches
 
 MOST_ATTEMPTS = 4
 
 
-def freed_when_made(graph: Graph) -> Graph:
-    """The graph for solvers: gradients of parameters are activations. New values have the last indices."""
-    added = _added(graph)
+def freed_gradients(graph: Graph) -> Graph:
+    """The graph for bounds: gradients of parameters are activations, which no schedule holds for longer."""
     values = list(graph.values)
-    for gradient in added:
+    for gradient in _added(graph):
         values[gradient] = attrs.evolve(values[gradient], role=Role.ACTIVATION)
+    return attrs.evolve(graph, values=tuple(values))
+
+
+def freed_when_made(graph: Graph) -> Graph:
+    """The graph for solvers: the same, with the uses of a parameter in the backward before its gradient.
+
+    New values have the last indices.
+    """
     users: dict[int | None, set[int]] = {}
     for i, op in enumerate(graph.ops):
         for value in op.first.inputs if op.backward else ():
             users.setdefault(value, set()).add(i)
     pairs = [
         (user, maker)
-        for gradient in added
+        for gradient in _added(graph)
         if (maker := graph.producer[gradient]) is not None
         for user in sorted(users.get(graph.values[gradient].of, ()))
         if user < maker
     ]
-    return ordered(attrs.evolve(graph, values=tuple(values)), pairs)
+    return ordered(freed_gradients(graph), pairs)
 
 
 def with_deliveries(graph: Graph, schedule: Schedule) -> Schedule:
@@ -78,33 +86,47 @@ def solve_present(solver: Solver, problem: Problem, deadline: Deadline | None = 
     graph, budget_nbytes = problem.graph, problem.budget_nbytes
     deadline = deadline or Deadline()
     view, limit_nbytes = freed_when_made(graph), budget_nbytes
-    lower_s = 0.0
-    for attempt in range(MOST_ATTEMPTS):
+    first: Solution | None = None
+    for _ in range(MOST_ATTEMPTS):
         part = attrs.evolve(problem, graph=view, budget_nbytes=limit_nbytes)
         solution = solve_switches(solver, part, deadline)
-        lower_s = lower_s if attempt else solution.lower_bound_s
+        first = first or solution
         if solution.schedule is None:
             break
         schedule = with_deliveries(graph, solution.schedule)
         peak_nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
         if peak_nbytes <= budget_nbytes:
-            status = Status.FEASIBLE if attempt else solution.status
-            return attrs.evolve(
-                solution, schedule=schedule, status=status, lower_bound_s=lower_s, peak_nbytes=peak_nbytes
-            )
+            found = attrs.evolve(solution, schedule=schedule, peak_nbytes=peak_nbytes)
+            return _bounded(found, problem, first, deadline)
         seen_nbytes = min(limit_nbytes, simulate(view, solution.schedule).peak_nbytes)
         limit_nbytes = max(0, seen_nbytes - (peak_nbytes - budget_nbytes))
-    if solution.status is Status.INFEASIBLE and limit_nbytes == budget_nbytes:
-        return solution
     # A plan that holds new gradients to the end is a plan for this state too.
-    safe = solve_switches(solver, problem, deadline)
-    status = Status.NOT_FOUND if safe.schedule is None else Status.FEASIBLE
-    return attrs.evolve(safe, status=status, lower_bound_s=lower_s)
+    assert first is not None
+    if first.status is Status.INFEASIBLE:
+        proven = _bounded(first, problem, first, deadline)
+        if proven.status is Status.INFEASIBLE:
+            return proven
+    return _bounded(solve_switches(solver, problem, deadline), problem, first, deadline)
+
+
+def _bounded(solution: Solution, problem: Problem, first: Solution, deadline: Deadline) -> Solution:
+    """A solution with a bound on all schedules: that of `first`, if it holds for other orders too."""
+    graph, budget_nbytes = problem.graph, problem.budget_nbytes
+    free, lower_s = freed_gradients(graph), first.lower_bound_s
+    time_s = float("inf") if solution.schedule is None or solution.time_s is None else solution.time_s
+    if len(freed_when_made(graph).values) > len(free.values):
+        lower_s = min(lower_s, decided_bound_s(free, budget_nbytes, deadline, enough_s=time_s))
+    lower_s = min(lower_s, time_s)
+    if solution.schedule is not None:
+        status = Status.OPTIMAL if time_s <= lower_s * (1 + 1e-12) else Status.FEASIBLE
+    else:
+        status = Status.INFEASIBLE if lower_s == float("inf") else Status.NOT_FOUND
+    return attrs.evolve(solution, status=status, lower_bound_s=lower_s)
 
 
 def min_present_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
     """`min_budget` for steps that find a `.grad` for every parameter."""
-    found = min_budget(freed_when_made(graph), deadline)
+    found = min_budget(freed_when_made(graph), deadline, lowest_floor(freed_gradients(graph)))
     schedule = with_deliveries(graph, found.schedule)
     nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
     if min(budget_floor(each).nbytes for each in bounding_graphs(graph)) < nbytes:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from remat_graph import Graph, Schedule, noremat_peak_nbytes, percent_of, simulate, structure
-from remat_solvers.bounds import budget_floor
+from remat_solvers.bounds import Floor, budget_floor
 from remat_solvers.bounds.decisions import bounding_graphs
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.carrying import Carried
@@ -53,15 +53,21 @@ class MinBudget:
         )
 
 
-def min_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
+def lowest_floor(graph: Graph) -> Floor:
+    """The floor of a graph that may have switches, under any decision of them."""
+    return min((budget_floor(each) for each in bounding_graphs(graph)), key=lambda floor: floor.nbytes)
+
+
+def min_budget(graph: Graph, deadline: Deadline | None = None, floor: Floor | None = None) -> MinBudget:
     """Find the smallest budget for which a schedule is found, and certify a floor below it.
 
     Args:
         graph: the training step.
         deadline: limit by the clock; without one about 4 s at 600 ops.
+        floor: a floor that holds for more schedules than those of the graph; that of the graph by default.
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
-    floor = min((budget_floor(each) for each in bounding_graphs(graph)), key=lambda floor: floor.nbytes)
+    floor = floor or lowest_floor(graph)
     best = smallest_peak(graph, floor.nbytes, deadline)
     return MinBudget(
         nbytes=simulate(graph, best).peak_nbytes,

@@ -116,7 +116,8 @@ ProveOption = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Then raise the lower bound for so long, to say how far the plan is from the best.",
+        help="Then raise the lower bound for so long, within --time-limit if given, to say how near the "
+        "plan is to the best.",
         callback=seconds,
     ),
 ]

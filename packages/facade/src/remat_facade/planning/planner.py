@@ -11,7 +11,7 @@ from typing import Self
 import attrs
 
 from remat_facade.errors import BudgetAboveDevice, NotFound
-from remat_facade.planning.interrupts import warn_of_interrupt
+from remat_facade.planning.interrupts import warn_if_interrupted
 from remat_facade.planning.known_plans import (
     PLANNING_S,
     SAVED,
@@ -132,25 +132,26 @@ class StepPlanner(ABC):
             loading_s = time.perf_counter() - began_s
             stats = {**plan.solver_stats, PLANNING_S: loading_s, SOLVING_S: solving_s, SAVED: True}
             self.on_progress(f"planned {graph.name}: found on disk in {format_seconds(loading_s)}")
-            plan = attrs.evolve(self.proven(graph, with_bound(graph, plan), began_s), solver_stats=stats)
-            return self.finished(graph, plan, budget_nbytes)
+            plan = self._proven_and_kept(graph, with_bound(graph, plan), budget_nbytes, began_s)
+            return self.finished(graph, attrs.evolve(plan, solver_stats=stats), budget_nbytes)
         self.on_progress(_first_stage(graph, budget_nbytes))
         plan = self.finished(graph, self.solve(graph, budget_nbytes, began_s), budget_nbytes)
         how = "carried over from another size" if carried(plan) else "searched for"
         took = format_seconds(float(plan.solver_stats[PLANNING_S]))
         self.on_progress(f"planned {graph.name}: {how} in {took}, overhead {plan.overhead:.1%}")
-        self._warn_if_interrupted(plan)
-        if not interrupted(plan):
-            plan = self.proven(graph, plan, began_s)
-        if self.zoo is not None and not (carried(plan) or interrupted(plan)):
-            self.zoo.keep(graph, budget_nbytes, method, plan)
-        return plan
-
-    def _warn_if_interrupted(self, plan: Plan) -> None:
+        warn_if_interrupted(plan, self.on_progress if self.live else silent)
         if interrupted(plan):
-            if self.live:
-                self.on_progress("")
-            warn_of_interrupt(plan)
+            return plan
+        if self.zoo is not None and not carried(plan):
+            self.zoo.keep(graph, budget_nbytes, method, plan)
+        return self._proven_and_kept(graph, plan, budget_nbytes, began_s)
+
+    def _proven_and_kept(self, graph: Graph, plan: Plan, budget_nbytes: int, began_s: float) -> Plan:
+        """The plan with a higher bound, saved again if it was saved with a lower one of this graph."""
+        proven = self.proven(graph, plan, began_s)
+        if self.zoo is not None and not carried(plan) and 0 < plan.lower_bound_s < proven.lower_bound_s:
+            self.zoo.keep(graph, budget_nbytes, self.saved_as(graph), proven)
+        return proven
 
     def search(self, graph: Graph, budget_nbytes: int, limit_s: float | None, passes: int = 1) -> PlanSearch:
         """A search for a plan of `graph` that begins now; a step has `passes` forwards and backwards."""
@@ -354,7 +355,7 @@ class RecomputePlanner(StepPlanner):
             found = self.solve(graph, plan.budget_nbytes, began_s, carry=False)
         except RematError:  # the search misses a budget that the repair has met
             return None
-        self._warn_if_interrupted(found)
+        warn_if_interrupted(found, self.on_progress if self.live else silent)
         if found.time_s >= plan.time_s:
             return None
         if not interrupted(found):

@@ -5,9 +5,9 @@ import attrs
 from remat_graph import Grads, Graph, Plan
 from remat_solvers import Deadline
 from remat_solvers.bounds import tight_bound
-from remat_solvers.bounds.decisions import bounding_graphs, time_bound_s
+from remat_solvers.bounds.decisions import ROUNDING, bounding_graphs, time_bound_s
 from remat_solvers.errors import warn_of
-from remat_solvers.present_gradients import freed_when_made
+from remat_solvers.present_gradients import freed_gradients
 
 
 def with_bound(graph: Graph, plan: Plan) -> Plan:
@@ -29,6 +29,8 @@ def with_bound(graph: Graph, plan: Plan) -> Plan:
 def raised_bound(graph: Graph, plan: Plan, deadline: Deadline) -> Plan:
     """The plan with the best bound that is proven until the deadline."""
     computing_s = plan.noremat_time_s * (1 + plan.overhead)
+    if plan.lower_bound_s >= computing_s * (1 - ROUNDING):
+        return plan
     try:
         bound_s = tight_bound(_bounded(graph, plan), plan.budget_nbytes, deadline, known_s=computing_s)
     except Exception as error:  # noqa: BLE001 - whatever it is, the plan still counts
@@ -39,4 +41,4 @@ def raised_bound(graph: Graph, plan: Plan, deadline: Deadline) -> Plan:
 
 def _bounded(graph: Graph, plan: Plan) -> Graph:
     """The step whose bound is that of the plan."""
-    return freed_when_made(graph) if plan.grads is Grads.PRESENT else graph
+    return freed_gradients(graph) if plan.grads is Grads.PRESENT else graph

@@ -29,7 +29,7 @@ from remat_solvers import (
 from remat_solvers import Progress as SolverProgress
 from remat_solvers.bounds import Floor, budget_floor
 from remat_solvers.bounds.decisions import bounding_graphs
-from remat_solvers.present_gradients import freed_when_made
+from remat_solvers.present_gradients import freed_gradients
 
 REST = "remainder"
 """Name of the time after the last report."""
@@ -225,7 +225,7 @@ def diagnose(
         deadline_hit=deadline.hit,
         grads=method.grads,
     )
-    floor, bounding = lowest_floor(freed_when_made(graph) if present else graph)
+    floor, bounding = lowest_floor(freed_gradients(graph) if present else graph)
     return Diagnosis(
         graph=graph,
         asked_nbytes=asked_nbytes,
@@ -252,7 +252,7 @@ def _floors_with(graph: Graph, floor: Floor, *, present: bool) -> dict[str, int]
     """The floors of the same step if the training loop holds less."""
     others = {}
     if not present:
-        others['gradients="present"'] = freed_when_made(graph)
+        others['gradients="present"'] = freed_gradients(graph)
         differentiated = {graph.values[tangent].of for tangent in graph.tangents}
         kept = [v for v in graph.outputs if v not in differentiated and graph.allocated_nbytes(v)]
         if kept:

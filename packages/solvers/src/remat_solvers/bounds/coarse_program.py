@@ -73,6 +73,7 @@ class CoarseProgram:
                     earliest[i] = max(earliest[i], s)
                 if before >> i & 1 or (reach.after_boundary[j] and not op.backward):
                     latest[i] = s - 1
+            latest[j] = s
         return earliest, latest
 
     def _add_runs(self) -> list[Runs]:

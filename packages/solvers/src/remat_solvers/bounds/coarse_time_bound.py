@@ -34,7 +34,7 @@ further moment about doubles the time.
 """
 
 import heapq
-from itertools import chain
+from itertools import chain, takewhile
 
 import attrs
 import numpy as np
@@ -111,17 +111,16 @@ class CoarseBound:
     """The bound of one graph at one budget, for which `cut.extra_s` was computed; each round adds a moment.
 
     Attributes:
-        early_repeats: whether repeats are moments early on: programs take longer, and prove more in the end.
+        thorough: whether repeats are moments early on, and rounds go on after a sequence that fits but is
+            slower than its program: they take longer, and prove more in the end.
         moments: the moments of the latest program.
     """
 
-    def __init__(
-        self, cut: CutBound, arrays: Arrays, budget_nbytes: int, *, early_repeats: bool = False
-    ) -> None:
+    def __init__(self, cut: CutBound, arrays: Arrays, budget_nbytes: int, *, thorough: bool = False) -> None:
         self.graph = cut.graph
         self.arrays = arrays
         self.budget_nbytes = budget_nbytes
-        self.early_repeats = early_repeats
+        self.thorough = thorough
         self.moments: tuple[Moment, ...] = ()
         self._orders: list[tuple[float, int, _MomentOrder]] = []  # a heap, the lowest bound on top
         self._count = 0
@@ -199,8 +198,13 @@ class CoarseBound:
             if results[best].valid:
                 order = orders[best]
                 fits = results[best].peak_nbytes <= self.budget_nbytes
-                following = self._next(at, program, sequences[best], results[best].profile)
-        if not following and (solved.ended or extra_s >= enough_s - 2 * tolerance * unit_s):
+                other = 1 - best
+                slower_s = results[best].time_s - self.graph.time_s - extra_s
+                again = self.thorough and fits and slower_s > 2 * tolerance * unit_s and results[other].valid
+                chosen = other if again else best
+                following = self._next(at, program, sequences[chosen], results[chosen].profile)
+        used_up = deadline.reached() or (checks is not None and solved.checks > checks)
+        if not following and (solved.ended or not used_up):
             # No moment to add: one more round closes the gap that the last one left.
             following = [attrs.evolve(at, proving=True, finished=at.proving or order is None)]
         for each in following or [at]:
@@ -222,7 +226,7 @@ class CoarseBound:
 
         A parameter's gradient, which no op follows, has many places, because all other ops could run after
         it. Where all these first runs are moments already, the repeat that exceeds the budget most. With
-        `early_repeats` also after a first run that raised the bound by too little, if it is the worst excess.
+        `thorough` also after a first run that raised the bound by too little, if it is the worst excess.
         """
         order = list(chain.from_iterable(intervals))
         interval = [s for s, each in enumerate(intervals) for _ in each]
@@ -235,7 +239,7 @@ class CoarseBound:
         present = {moment.op for moment in at.moments if not moment.again}
         soon = np.searchsorted(np.array(list(first.values()), np.int64), over)
         candidates = [runs[i] for i in soon.tolist() if i < len(runs) and runs[i] not in present]
-        early = self.early_repeats and at.idle and not at.repeated
+        early = self.thorough and at.idle and not at.repeated
         if early and over.size and first[order[over[0]]] != over[0]:
             repeats = self._with_repeat(at, program, order, interval, over[:1])
             if repeats:
@@ -252,10 +256,11 @@ class CoarseBound:
     def _with_repeat(
         self, at: _MomentOrder, program: CoarseProgram, order: list[int], interval: list[int], over: Ints
     ) -> list[_MomentOrder]:
-        """With the first of the positions that is a repeat and not a moment yet."""
+        """With the first of the positions that is a repeat and no moment yet between the same first runs."""
         for position in over.tolist():
             op, s = order[position], interval[position]
-            near = at.moments[max(0, s - 1) : s + 1]
-            if program.latest[op] < s and Moment(op, again=True) not in near:
+            before = takewhile(lambda moment: moment.again, reversed(at.moments[:s]))
+            after = takewhile(lambda moment: moment.again, at.moments[s:])
+            if program.latest[op] < s and Moment(op, again=True) not in chain(before, after):
                 return [at.with_repeat(op, s)]
         return []

@@ -29,6 +29,7 @@ BOUND_SHARE = 0.1  # of the remaining time, for one bound
 MOST_PARTS, USUAL_OPS = 32, 600  # parts of the decisions that are bounded; fewer on larger graphs
 NEAR = 0.005  # a ratio of base time: within it of the bound, a plan needs no better bound
 GAINED = 0.05  # a part is divided if the lower bound of its halves closes this share of the gap
+ROUNDING = 1e-5  # within this ratio of a plan its bound is that plan, but for rounding
 HIGHER = 1 / 6  # weight of the higher bound of two halves (T. Achterberg, 2007)
 REFINED = 4  # parts of which the coarse program is solved
 
@@ -198,9 +199,11 @@ class DecidedBound:
             known_s: time of a known schedule; no higher bound is needed.
             deadline: limit by the clock; reports each higher bound.
         """
-        while self.lower_s < known_s and not deadline.reached():
+        # A strict proof ends below the program's optimum by the rounding error that it allows for.
+        enough_s = (1 - ROUNDING) * known_s
+        while self.lower_s < enough_s and not deadline.reached():
             before_s, part = self.lower_s, self._parts[0][2]
-            parts = self._raised(part, known_s, deadline)
+            parts = self._raised(part, known_s, enough_s, deadline)
             if not parts:
                 return
             heapq.heappop(self._parts)
@@ -209,16 +212,16 @@ class DecidedBound:
             if self.lower_s > before_s:
                 deadline.report("proof", known_s, self.lower_s)
 
-    def _raised(self, part: _Part, known_s: float, deadline: Deadline) -> Collection[_Part]:
+    def _raised(self, part: _Part, known_s: float, enough_s: float, deadline: Deadline) -> Collection[_Part]:
         """What takes the place of a part; nothing if nothing raises its bound."""
         if not part.whole:
             gap_s = known_s - part.lower_s
             least_s = GAINED * gap_s if isfinite(gap_s) else 0.0
-            halves = self._divided(part, least_s, known_s, deadline)
+            halves = self._divided(part, least_s, enough_s, deadline)
             return halves or (attrs.evolve(part, whole=True),)
         raised_s = part.bound.round_s(known_s, deadline)
         if raised_s is None:
-            return self._divided(part, -1.0, known_s, deadline)
+            return self._divided(part, -1.0, enough_s, deadline)
         return (attrs.evolve(part, lower_s=max(part.lower_s, raised_s)),)
 
     def _divided(self, part: _Part, least_s: float, enough_s: float, deadline: Deadline) -> Collection[_Part]:

@@ -84,7 +84,7 @@ class GraphBound:
             return None
         if self._coarse is None:
             arrays = flatten(self.graph)
-            self._coarse = CoarseBound(self._cut, arrays, self.budget_nbytes, early_repeats=True)
+            self._coarse = CoarseBound(self._cut, arrays, self.budget_nbytes, thorough=True)
         if self._coarse.finished:
             return None
         base_s = self.graph.time_s

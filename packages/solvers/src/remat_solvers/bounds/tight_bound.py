@@ -12,6 +12,9 @@ def tight_bound(
 ) -> float:
     """Seconds that no valid schedule within the budget beats: `lower_bound`, raised step by step.
 
+    Like `lower_bound` for schedules without transfers whose first runs use the first implementations of a
+    decision.
+
     Args:
         graph: the training step, with switches too: the bound holds for every decision of them.
         budget_nbytes: bound on the peak.
@@ -21,7 +24,7 @@ def tight_bound(
             the programs short.
 
     Returns:
-        Seconds of computing, without transfers; infinite if nothing fits.
+        Seconds of computing; infinite if nothing fits.
     """
     deadline = deadline or Deadline()
     bound = DecidedBound(graph, budget_nbytes, deadline)
