@@ -9,7 +9,7 @@ import pytest
 
 from remat_graph import Graph, Implementation, Op, Role, Schedule, Value, noremat_peak_nbytes, simulate
 from remat_graph.testing.random_training import random_training
-from remat_solvers import Deadline, Problem, SolverWarning, Status, get_solver
+from remat_solvers import Deadline, Problem, SolverWarning, Status, get_solver, min_budget
 from remat_solvers.bounds import budget_floor, lower_bound, tight_bound
 from remat_solvers.bounds.coarse_time_bound import CoarseBound
 from remat_solvers.bounds.reachability import reachability, with_order
@@ -280,8 +280,11 @@ def test_the_bound_of_a_program_that_claims_too_much_is_not_believed(monkeypatch
     assert solution.lower_bound_s < float("inf")
 
 
-def certainly_live(graph: Graph) -> dict[int, set[int]]:
-    """Per op the values that are live in every schedule while the op first runs: all states, one by one."""
+def certainly_live(graph: Graph, *, last: bool = False) -> dict[int, set[int]]:
+    """Per op the values that are live in every schedule while the op first runs: all states, one by one.
+
+    If `last`, in every schedule in which no other op first runs later.
+    """
     forward = {i for i, op in enumerate(graph.ops) if not op.backward}
     tangents = frozenset(graph.tangents)
     start = (frozenset[int](), frozenset[int]())
@@ -294,7 +297,7 @@ def certainly_live(graph: Graph) -> dict[int, set[int]]:
             fresh = set(op.first.outputs) - {v for v in live if graph.values[v].pinned}
             if not live.issuperset(op.first.inputs) or not live.isdisjoint(fresh):
                 continue
-            if i not in ran:
+            if i not in ran and (not last or len(ran) == len(graph.ops) - 1):
                 found[i] = found.get(i, {*live, *op.first.outputs}) & {*live, *op.first.outputs}
             begins = not forward <= ran and forward <= ran | {i}
             follow.append((ran | {i}, live.union(op.first.outputs, tangents if begins else ())))
@@ -308,15 +311,18 @@ def certainly_live(graph: Graph) -> dict[int, set[int]]:
 def test_the_floor_names_what_every_schedule_holds(seed: int, family: Callable[[int], Graph]) -> None:
     """By brute force over all states: the op that binds, its values, and their bytes."""
     graph = family(seed)
-    sizes = {
-        i: sum(graph.values[v].nbytes for v in held) + graph.ops[i].first.workspace_nbytes
-        for i, held in certainly_live(graph).items()
-    }
-    binding = max(sizes, key=lambda i: (sizes[i], -i))
+
+    def sized(live: dict[int, set[int]]) -> list[tuple[int, int, set[int]]]:
+        needed = {i: sum(graph.values[v].nbytes for v in held) for i, held in live.items()}
+        return [(n + graph.ops[i].first.workspace_nbytes, -i, live[i]) for i, n in needed.items()]
+
+    largest = max(sized(certainly_live(graph)), key=lambda each: each[:2])
+    ending = min(sized(certainly_live(graph, last=True)), key=lambda each: (each[0], -each[1]))
+    nbytes, binding, held = max(largest, ending, key=lambda each: each[0])
     floor = budget_floor(graph)
-    assert (graph.ops[binding].name, sizes[binding]) == (floor.op, floor.nbytes)
-    assert certainly_live(graph)[binding] == floor.held.keys()
-    assert graph.ops[binding].first.workspace_nbytes == floor.workspace_nbytes
+    assert (graph.ops[-binding].name, nbytes) == (floor.op, floor.nbytes)
+    assert held == floor.held.keys()
+    assert graph.ops[-binding].first.workspace_nbytes == floor.workspace_nbytes
     assert floor.nbytes == sum(floor.held.values()) + floor.workspace_nbytes
 
 
@@ -326,3 +332,23 @@ def test_the_parts_of_a_floor_add_up(seed: int) -> None:
     for graph in (random_graph(seed, ops=8, fancy=True), random_training(seed, layers=4)):
         floor = budget_floor(graph)
         assert floor.nbytes == sum(floor.held.values()) + floor.workspace_nbytes
+
+
+def test_when_the_last_op_runs_all_gradients_are_live() -> None:
+    """Nothing follows those of weights: each may be the first, but all are there in the end."""
+    values = [
+        Value(name="a", nbytes=10),
+        Value(name="loss", nbytes=0, role=Role.OUTPUT),
+        Value(name="t", nbytes=0, role=Role.TANGENT, of=1),
+        *(Value(name=f"g{i}", nbytes=100 + i, role=Role.GRAD) for i in range(3)),
+    ]
+    ops = [run("f", [], [0], 1.0), run("loss", [0], [1], 1.0)]
+    ops += [run(f"b{i}", [0, 2], [3 + i], 1.0, scratch=(50, 0, 70)[i]) for i in range(3)]
+    graph = Graph(name="leaves", values=values, ops=ops)
+    floor = budget_floor(graph)
+    assert (floor.nbytes, floor.op, floor.op_nbytes) == (10 + 100 + 101 + 102, "b1", 111)
+    assert sum(floor.held.values()) + floor.workspace_nbytes == floor.nbytes
+    assert oracle.fastest_s(graph, floor.nbytes) == graph.time_s
+    assert oracle.fastest_s(graph, floor.nbytes - 1) == float("inf")
+    told = str(min_budget(graph).as_error(1, graph))
+    assert "needs 111 B while 202 B of gradients, outputs and other values must be live" in told

@@ -114,11 +114,14 @@ class InfeasibleBudget(RematError):
             hint = f"time was up before smaller budgets were tried: raise the time limit, {hint}"
         share = "" if self.smallest_percent is None else f' or "{self.smallest_percent}%"'
         verdict = "no schedule can fit it" if proven else "no schedule was found for it"
+        live_nbytes = self.floor_nbytes - self.floor_op_nbytes
+        held = f" while {format_nbytes(live_nbytes)} of gradients, outputs and other values must be live"
+        others = held if live_nbytes > self.floor_op_nbytes else ""
         return (
             f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "
             f"schedule is {format_nbytes(self.smallest_nbytes)}{share} ({self.smallest_nbytes} bytes), none "
             f"exists below {format_nbytes(self.floor_nbytes)}, where {self.floor_place} needs "
-            f"{format_nbytes(self.floor_op_nbytes)}; {hint}"
+            f"{format_nbytes(self.floor_op_nbytes)}{others}; {hint}"
         )
 
 

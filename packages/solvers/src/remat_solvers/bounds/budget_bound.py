@@ -3,7 +3,9 @@
 When an op first runs, these bytes are certainly live, whatever the order and however much is recomputed: its
 inputs, its outputs (less those that can reuse the storage of its inputs), its workspace, every pinned value
 that must have been computed before, tangents that a later op reads, and values that cannot be recomputed and
-are still to be read. The largest sum over the ops is the floor. O(ops^2) bit operations.
+are still to be read. The largest sum over the ops is a floor. When the last op first runs, whichever it is,
+every other pinned value is live, such as the gradients of all parameters: the smallest sum over the ops that
+nothing follows is a floor too. O(ops^2) bit operations.
 
 Imperfect: the joint needs of several consecutive ops are not considered, so the true smallest budget may be
 higher.
@@ -87,7 +89,34 @@ def budget_floor(graph: Graph, reach: Reachability | None = None) -> Floor:
                 held=persistent | {v: graph.allocated_nbytes(v) for v in must} | own,
                 workspace_nbytes=op.first.workspace_nbytes,
             )
-    return best
+    return max(best, _floor_at_end(graph, reach), key=lambda floor: floor.nbytes)
+
+
+def _floor_at_end(graph: Graph, reach: Reachability) -> Floor:
+    """The floor at the op that first runs last: of those that no other follows the one that needs least."""
+    pinned = {v for v, value in enumerate(graph.values) if value.pinned and not reach.free[v]}
+    persistent = {v: graph.allocated_nbytes(v) for v in persistent_values(graph, Placement.DEVICE)}
+    floors = []
+    for index, op in enumerate(graph.ops):
+        if reach.descendants[index] or (any(reach.after_boundary) and not op.backward):
+            continue
+        own = working_values(graph, op.first, reach)
+        others = {v: graph.allocated_nbytes(v) for v in pinned.difference(op.first.inputs, op.first.outputs)}
+        working = sum(own.values()) + op.first.workspace_nbytes
+        floors.append(
+            Floor(
+                nbytes=reach.base_nbytes + working + sum(others.values()),
+                op=op.name,
+                place=op.place,
+                op_nbytes=working,
+                reason=f"{op.place} alone needs {working} bytes for inputs, outputs and workspace while "
+                f"{sum(others.values())} bytes of outputs and gradients must be live, if it runs last",
+                held=persistent | others | own,
+                workspace_nbytes=op.first.workspace_nbytes,
+            )
+        )
+    nothing = Floor(nbytes=0, op="", place="", op_nbytes=0, reason="")
+    return min(floors, key=lambda floor: floor.nbytes, default=nothing)
 
 
 def working_values(graph: Graph, run: Implementation, reach: Reachability) -> dict[int, int]:
