@@ -153,5 +153,3 @@ def test_no_bound_is_above_a_schedule_that_holds_a_gradient() -> None:
     assert solution.time_s is not None
     assert (solution.status is Status.OPTIMAL) == (solution.time_s == solution.lower_bound_s)
     assert min_present_budget(graph).floor_nbytes <= held.peak_nbytes
-    below = solve_present(get_solver("auto"), Problem(graph, held.peak_nbytes - 1))
-    assert below.status is not Status.OPTIMAL or below.time_s == below.lower_bound_s

@@ -73,6 +73,7 @@ def test_a_proof_ends_when_it_is_one() -> None:
         bound = DecidedBound(each, budget, Deadline())
         bound.prove(known_s, Deadline())
         assert bound.lower_s == pytest.approx(known_s, rel=1e-4)
+        assert len(bound._parts) == 1
 
 
 def test_a_program_that_fails_is_not_solved_forever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,9 @@ import attrs
 
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
 from remat_graph.training import ordered
-from remat_solvers.bounds import budget_floor
-from remat_solvers.bounds.decisions import bounding_graphs, decided_bound_s
+from remat_solvers.bounds.decisions import decided_bound_s, lowest_floor
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
-from remat_solvers.queries import MinBudget, lowest_floor, min_budget
+from remat_solvers.queries import MinBudget, min_budget
 from remat_solvers.switching import solve_switches
 
 MOST_ATTEMPTS = 4
@@ -97,25 +96,33 @@ def solve_present(solver: Solver, problem: Problem, deadline: Deadline | None = 
         peak_nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
         if peak_nbytes <= budget_nbytes:
             found = attrs.evolve(solution, schedule=schedule, peak_nbytes=peak_nbytes)
-            return _bounded(found, problem, first, deadline)
+            return _bounded(found, first, problem, deadline)
         seen_nbytes = min(limit_nbytes, simulate(view, solution.schedule).peak_nbytes)
         limit_nbytes = max(0, seen_nbytes - (peak_nbytes - budget_nbytes))
-    # A plan that holds new gradients to the end is a plan for this state too.
     assert first is not None
     if first.status is Status.INFEASIBLE:
-        proven = _bounded(first, problem, first, deadline)
+        proven = _bounded(first, first, problem, deadline)
         if proven.status is Status.INFEASIBLE:
             return proven
-    return _bounded(solve_switches(solver, problem, deadline), problem, first, deadline)
+    # A plan that holds new gradients to the end is a plan for this state too.
+    return _bounded(solve_switches(solver, problem, deadline), first, problem, deadline)
 
 
-def _bounded(solution: Solution, problem: Problem, first: Solution, deadline: Deadline) -> Solution:
-    """A solution with a bound on all schedules: that of `first`, if it holds for other orders too."""
-    graph, budget_nbytes = problem.graph, problem.budget_nbytes
-    free, lower_s = freed_gradients(graph), first.lower_bound_s
+def _bounded(solution: Solution, first: Solution, problem: Problem, deadline: Deadline) -> Solution:
+    """A solution with a bound on all schedules, and the status that follows from it.
+
+    Args:
+        solution: whose schedule counts.
+        first: of `freed_when_made` within the budget; its bound holds if that adds no order.
+        problem: with the graph itself.
+        deadline: limit by the clock.
+    """
+    graph = problem.graph
     time_s = float("inf") if solution.schedule is None or solution.time_s is None else solution.time_s
-    if len(freed_when_made(graph).values) > len(free.values):
-        lower_s = min(lower_s, decided_bound_s(free, budget_nbytes, deadline, enough_s=time_s))
+    lower_s = first.lower_bound_s
+    if len(freed_when_made(graph).values) > len(graph.values):
+        free = freed_gradients(graph)
+        lower_s = decided_bound_s(free, problem.budget_nbytes, deadline, enough_s=time_s)
     lower_s = min(lower_s, time_s)
     if solution.schedule is not None:
         status = Status.OPTIMAL if time_s <= lower_s * (1 + 1e-12) else Status.FEASIBLE
@@ -126,10 +133,10 @@ def _bounded(solution: Solution, problem: Problem, first: Solution, deadline: De
 
 def min_present_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
     """`min_budget` for steps that find a `.grad` for every parameter."""
-    found = min_budget(freed_when_made(graph), deadline, lowest_floor(freed_gradients(graph)))
+    found = min_budget(freed_when_made(graph), deadline, lowest_floor(freed_gradients(graph))[0])
     schedule = with_deliveries(graph, found.schedule)
     nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
-    if min(budget_floor(each).nbytes for each in bounding_graphs(graph)) < nbytes:
+    if lowest_floor(graph)[0].nbytes < nbytes:
         safe = min_budget(graph, deadline).schedule
         safe_nbytes = simulate(graph, safe, grads=Grads.PRESENT).peak_nbytes
         schedule, nbytes = min((schedule, nbytes), (safe, safe_nbytes), key=lambda one: one[1])

@@ -6,7 +6,7 @@ import attrs
 
 from remat_graph import Graph, Schedule, noremat_peak_nbytes, percent_of, simulate, structure
 from remat_solvers.bounds import Floor, budget_floor
-from remat_solvers.bounds.decisions import bounding_graphs
+from remat_solvers.bounds.decisions import bounding_graphs, lowest_floor
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.carrying import Carried
 from remat_solvers.errors import InfeasibleBudget
@@ -53,11 +53,6 @@ class MinBudget:
         )
 
 
-def lowest_floor(graph: Graph) -> Floor:
-    """The floor of a graph that may have switches, under any decision of them."""
-    return min((budget_floor(each) for each in bounding_graphs(graph)), key=lambda floor: floor.nbytes)
-
-
 def min_budget(graph: Graph, deadline: Deadline | None = None, floor: Floor | None = None) -> MinBudget:
     """Find the smallest budget for which a schedule is found, and certify a floor below it.
 
@@ -67,7 +62,7 @@ def min_budget(graph: Graph, deadline: Deadline | None = None, floor: Floor | No
         floor: a floor that holds for more schedules than those of the graph; that of the graph by default.
     """
     deadline = Deadline() if deadline is None else deadline.within(None)
-    floor = floor or lowest_floor(graph)
+    floor = floor or lowest_floor(graph)[0]
     best = smallest_peak(graph, floor.nbytes, deadline)
     return MinBudget(
         nbytes=simulate(graph, best).peak_nbytes,

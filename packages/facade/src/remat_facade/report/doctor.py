@@ -27,8 +27,8 @@ from remat_solvers import (
     solve_switches,
 )
 from remat_solvers import Progress as SolverProgress
-from remat_solvers.bounds import Floor, budget_floor
-from remat_solvers.bounds.decisions import bounding_graphs
+from remat_solvers.bounds import Floor
+from remat_solvers.bounds.decisions import lowest_floor
 from remat_solvers.present_gradients import freed_gradients
 
 REST = "remainder"
@@ -240,12 +240,6 @@ def diagnose(
         parts=tuple(watch.parts),
         measured=measured,
     )
-
-
-def lowest_floor(graph: Graph) -> tuple[Floor, Graph]:
-    """The floor of a graph that may have switches, and the graph without switches to which it belongs."""
-    floors = [(budget_floor(each), each) for each in bounding_graphs(graph)]
-    return min(floors, key=lambda pair: pair[0].nbytes)
 
 
 def _floors_with(graph: Graph, floor: Floor, *, present: bool) -> dict[str, int]:

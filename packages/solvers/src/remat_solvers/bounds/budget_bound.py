@@ -96,27 +96,27 @@ def _floor_at_end(graph: Graph, reach: Reachability) -> Floor:
     """The floor at the op that first runs last: of those that no other follows the one that needs least."""
     pinned = {v for v, value in enumerate(graph.values) if value.pinned and not reach.free[v]}
     persistent = {v: graph.allocated_nbytes(v) for v in persistent_values(graph, Placement.DEVICE)}
-    floors = []
+    forward_ends = any(reach.after_boundary)  # before other ops run
+    best: Floor | None = None
     for index, op in enumerate(graph.ops):
-        if reach.descendants[index] or (any(reach.after_boundary) and not op.backward):
+        if reach.descendants[index] or (forward_ends and not op.backward):
             continue
         own = working_values(graph, op.first, reach)
         others = {v: graph.allocated_nbytes(v) for v in pinned.difference(op.first.inputs, op.first.outputs)}
-        working = sum(own.values()) + op.first.workspace_nbytes
-        floors.append(
-            Floor(
-                nbytes=reach.base_nbytes + working + sum(others.values()),
+        working, held = sum(own.values()) + op.first.workspace_nbytes, sum(others.values())
+        nbytes = reach.base_nbytes + working + held
+        if best is None or nbytes < best.nbytes:
+            best = Floor(
+                nbytes=nbytes,
                 op=op.name,
                 place=op.place,
                 op_nbytes=working,
                 reason=f"{op.place} alone needs {working} bytes for inputs, outputs and workspace while "
-                f"{sum(others.values())} bytes of outputs and gradients must be live, if it runs last",
+                f"{held} bytes of outputs and gradients must be live, if it runs last",
                 held=persistent | others | own,
                 workspace_nbytes=op.first.workspace_nbytes,
             )
-        )
-    nothing = Floor(nbytes=0, op="", place="", op_nbytes=0, reason="")
-    return min(floors, key=lambda floor: floor.nbytes, default=nothing)
+    return best or Floor(nbytes=0, op="", place="", op_nbytes=0, reason="")
 
 
 def working_values(graph: Graph, run: Implementation, reach: Reachability) -> dict[int, int]:

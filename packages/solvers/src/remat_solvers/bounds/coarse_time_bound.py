@@ -198,11 +198,11 @@ class CoarseBound:
             if results[best].valid:
                 order = orders[best]
                 fits = results[best].peak_nbytes <= self.budget_nbytes
-                other = 1 - best
+                source = best  # of the next moment
                 slower_s = results[best].time_s - self.graph.time_s - extra_s
-                again = self.thorough and fits and slower_s > 2 * tolerance * unit_s and results[other].valid
-                chosen = other if again else best
-                following = self._next(at, program, sequences[chosen], results[chosen].profile)
+                if self.thorough and fits and slower_s > 2 * tolerance * unit_s and results[1 - best].valid:
+                    source = 1 - best
+                following = self._next(at, program, sequences[source], results[source].profile)
         used_up = deadline.reached() or (checks is not None and solved.checks > checks)
         if not following and (solved.ended or not used_up):
             # No moment to add: one more round closes the gap that the last one left.

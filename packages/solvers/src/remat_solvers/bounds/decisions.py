@@ -20,6 +20,7 @@ import attrs
 from remat_graph import Graph, decide, relaxed, specialize
 from remat_graph.switches.conflicts import compatible, conflicts
 from remat_graph.switches.specialize import family_of
+from remat_solvers.bounds.budget_bound import Floor, budget_floor
 from remat_solvers.bounds.graph_bound import GraphBound
 from remat_solvers.protocol import Deadline
 from remat_solvers.running.parallel import batches, in_parallel
@@ -50,6 +51,12 @@ def bounding_graphs(graph: Graph) -> tuple[Graph, ...]:
     """Graphs without switches of which at least one allows whatever a schedule of `graph` does."""
     tried, all_of_them = combinations_of(graph)
     return tuple(specialize(graph, on).graph for on in tried) if all_of_them else (relaxed(graph),)
+
+
+def lowest_floor(graph: Graph) -> tuple[Floor, Graph]:
+    """The floor under any decision of the switches, and the graph without switches to which it belongs."""
+    floors = [(budget_floor(each), each) for each in bounding_graphs(graph)]
+    return min(floors, key=lambda pair: pair[0].nbytes)
 
 
 def time_bound_s(graph: Graph, budget_nbytes: int, deadline: Deadline) -> float:
@@ -103,6 +110,7 @@ class DecidedBound:
     def __init__(self, graph: Graph, budget_nbytes: int, deadline: Deadline) -> None:
         self.graph, self.budget_nbytes = graph, budget_nbytes
         self._number = count()
+        self._bounded = 0  # parts, those of halves that were not taken too
         self._parts: list[tuple[float, int, _Part]] = []  # a heap, the lowest bound on top
         self._conflicts = conflicts(graph)
         self._added_s = _added_s(graph)
@@ -116,10 +124,12 @@ class DecidedBound:
         return self._parts[0][0]
 
     def _push(self, part: _Part) -> None:
-        heapq.heappush(self._parts, self._entry(part))
+        heapq.heappush(self._parts, (part.lower_s, next(self._number), part))
 
-    def _entry(self, part: _Part) -> tuple[float, int, _Part]:
-        return part.lower_s, next(self._number), part
+    def _replace_lowest(self, parts: Collection[_Part]) -> None:
+        heapq.heappop(self._parts)
+        for part in parts:
+            self._push(part)
 
     def _part(self, on: frozenset[str], off: frozenset[str], deadline: Deadline) -> _Part:
         graph = relaxed(decide(self.graph, on, off) if on or off else self.graph)
@@ -139,6 +149,7 @@ class DecidedBound:
         found: list[_Part] = []
         for pair in batches(decided):
             found += in_parallel([partial(self._part, *each) for each in pair], deadline)
+        self._bounded += len(found)
         raised = [attrs.evolve(each, lower_s=max(part.lower_s, each.lower_s)) for each in found]
         pairs = zip(raised[::2], raised[1::2], strict=True)
 
@@ -162,17 +173,13 @@ class DecidedBound:
 
     def branch(self, enough_s: float, deadline: Deadline) -> None:
         """Divide the part with the lowest bound while that gains, until it is at least `enough_s`."""
-        left = MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(self.graph.ops))
+        most = self._bounded + MOST_PARTS * USUAL_OPS // max(USUAL_OPS, len(self.graph.ops))
         least_s = GAINED * (enough_s - self.lower_s) if isfinite(enough_s) else 0.0
-        while left > 0 and self.lower_s < enough_s and not deadline.reached():
-            part = self._parts[0][2]
-            halves = self._divided(part, least_s, enough_s, deadline)
+        while self._bounded < most and self.lower_s < enough_s and not deadline.reached():
+            halves = self._divided(self._parts[0][2], least_s, enough_s, deadline)
             if not halves:
                 break
-            heapq.heappop(self._parts)
-            for half in halves:
-                self._push(half)
-            left -= 2 * len(self._switches(part))
+            self._replace_lowest(halves)
 
     def refine(self, known_s: float, deadline: Deadline) -> None:
         """Raise the bounds of the lowest parts by rounds of the coarse program.
@@ -186,8 +193,7 @@ class DecidedBound:
             if part.refined or part.lower_s >= known_s or deadline.reached():
                 return
             lower_s = max(part.lower_s, part.bound.rounds_s(known_s, deadline))
-            entry = self._entry(attrs.evolve(part, lower_s=lower_s, refined=True))
-            heapq.heapreplace(self._parts, entry)
+            self._replace_lowest((attrs.evolve(part, lower_s=lower_s, refined=True),))
 
     def prove(self, known_s: float, deadline: Deadline) -> None:
         """Raise the lowest bound until it is `known_s`, nothing raises it, or the deadline has passed.
@@ -206,9 +212,7 @@ class DecidedBound:
             parts = self._raised(part, known_s, enough_s, deadline)
             if not parts:
                 return
-            heapq.heappop(self._parts)
-            for each in parts:
-                self._push(each)
+            self._replace_lowest(parts)
             if self.lower_s > before_s:
                 deadline.report("proof", known_s, self.lower_s)
 
