@@ -47,7 +47,13 @@ if TYPE_CHECKING:
         min_budget,
         pareto,
     )
-    from remat_solvers.switching import are_loops_compiled, compile_first, compile_loops, solve_switches
+    from remat_solvers.switching import (
+        are_loops_compiled,
+        compile_first,
+        compile_loops,
+        solve_switches,
+        solve_twice,
+    )
 
 
 __all__ = [
@@ -86,6 +92,7 @@ __all__ = [
     "solve",
     "solve_present",
     "solve_switches",
+    "solve_twice",
     "solver_names",
     "solver_parameters",
 ]
@@ -99,6 +106,7 @@ _MODULES = {
     "compile_first": "switching",
     "compile_loops": "switching",
     "solve_switches": "switching",
+    "solve_twice": "switching",
 }
 _OTHERS = "queries"
 

@@ -11,6 +11,8 @@ budget for that, the solver runs again with less. Other schedules may make the g
 bounds are those of the graph without this order (`freed_gradients`).
 """
 
+from collections.abc import Callable
+
 import attrs
 
 from remat_graph import Compute, Deliver, Free, Grads, Graph, Role, Schedule, Step, simulate
@@ -80,15 +82,24 @@ def with_deliveries(graph: Graph, schedule: Schedule) -> Schedule:
     return Schedule(steps, len(steps) if boundary is None else boundary)
 
 
-def solve_present(solver: Solver, problem: Problem, deadline: Deadline | None = None) -> Solution:
-    """Solve a problem for steps that find a `.grad` for every parameter; its graph may have switches."""
+def solve_present(
+    solver: Solver,
+    problem: Problem,
+    deadline: Deadline | None = None,
+    *,
+    solve: Callable[[Solver, Problem, Deadline | None], Solution] = solve_switches,
+) -> Solution:
+    """Solve a problem for steps that find a `.grad` for every parameter; its graph may have switches.
+
+    `solve` runs the solver, for these steps and for those that find none.
+    """
     graph, budget_nbytes = problem.graph, problem.budget_nbytes
     deadline = deadline or Deadline()
     view, limit_nbytes = freed_when_made(graph), budget_nbytes
     first: Solution | None = None
     for _ in range(MOST_ATTEMPTS):
         part = attrs.evolve(problem, graph=view, budget_nbytes=limit_nbytes)
-        solution = solve_switches(solver, part, deadline)
+        solution = solve(solver, part, deadline)
         first = first or solution
         if solution.schedule is None:
             break
@@ -105,7 +116,7 @@ def solve_present(solver: Solver, problem: Problem, deadline: Deadline | None = 
         if proven.status is Status.INFEASIBLE:
             return proven
     # A plan that holds new gradients to the end is a plan for this state too.
-    return _bounded(solve_switches(solver, problem, deadline), first, problem, deadline)
+    return _bounded(solve(solver, problem, deadline), first, problem, deadline)
 
 
 def _bounded(solution: Solution, first: Solution, problem: Problem, deadline: Deadline) -> Solution:

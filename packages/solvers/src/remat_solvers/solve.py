@@ -27,9 +27,9 @@ def solve(
         InfeasibleBudget: no schedule was found; names the smallest budget that works.
     """
     from remat_solvers.queries import infeasible
-    from remat_solvers.switching import solve_switches
+    from remat_solvers.switching import solve_twice
 
-    solution = solve_switches(get_solver(solver, **parameters), Problem(graph, budget_nbytes), deadline)
+    solution = solve_twice(get_solver(solver, **parameters), Problem(graph, budget_nbytes), deadline)
     if solution.feasible:
         return solution
     raise infeasible(graph, budget_nbytes, deadline)

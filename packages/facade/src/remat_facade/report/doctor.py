@@ -6,6 +6,7 @@ referee's. The time of planning is divided by the solver's own progress reports,
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -24,7 +25,7 @@ from remat_solvers import (
     min_budget,
     min_present_budget,
     solve_present,
-    solve_switches,
+    solve_twice,
 )
 from remat_solvers import Progress as SolverProgress
 from remat_solvers.bounds import Floor
@@ -211,7 +212,7 @@ def diagnose(
     on_progress(f"planning {graph.name}: {len(graph.ops)} ops")
     deadline = Deadline(SOLVE_SHARE * limit_s, watch.solver_reports)
     watch.skip()
-    solve = solve_present if present else solve_switches
+    solve = partial(solve_present, solve=solve_twice) if present else solve_twice
     solution = solve(solver, Problem(graph, budget_nbytes), deadline)
     watch.end(REST, solution.time_s, solution.lower_bound_s)
     plan = Plan.from_schedule(
