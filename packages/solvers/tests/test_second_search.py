@@ -13,7 +13,7 @@ from remat_solvers.testing import chain, random_graph
 
 @attrs.define(kw_only=True)
 class _Drawn:
-    """A solver whose plan and bound depend on its seed: the trace, taken to be so much slower than it is."""
+    """A solver that finds nothing but the overhead and the bound that are given for its seed."""
 
     name: ClassVar[str] = "drawn"
     overheads: dict[int, float | None]
@@ -23,7 +23,7 @@ class _Drawn:
     seeds: list[int] = attrs.field(factory=list)
 
     def solve(self, problem: Problem, deadline: Deadline | None = None) -> Solution:
-        """The plan of this seed."""
+        """The result for this seed."""
         assert deadline is not None
         self.seeds.append(self.seed)
         base_s, overhead = problem.graph.time_s, self.overheads[self.seed]
@@ -31,8 +31,7 @@ class _Drawn:
         time_s = None if overhead is None else base_s * (1 + overhead)
         deadline.report("drawn", time_s, lower_s)
         status = Status.NOT_FOUND if overhead is None else Status.FEASIBLE
-        found = Solution(status=status, schedule=None, lower_bound_s=lower_s, base_s=base_s, time_s=time_s)
-        return attrs.evolve(found, stats={"seed": self.seed})
+        return Solution(status=status, schedule=None, lower_bound_s=lower_s, base_s=base_s, time_s=time_s)
 
 
 def _problem(graph: Graph | None = None) -> Problem:
@@ -93,13 +92,13 @@ def test_progress_shows_the_best_of_both_searches() -> None:
 
 
 def test_a_wide_gap_is_searched_twice_and_the_same_again_gives_the_same() -> None:
-    """With the solver that entry points run: no slower than its first search."""
+    """With the solver that entry points run: the faster of its plans by both seeds."""
     graph = random_graph(4, ops=24)
     problem = Problem(graph, min_budget(graph).nbytes)
-    solver = get_solver("auto")
-    first = solver.solve(problem)
-    found, again = (solve_twice(solver, problem) for _ in range(2))
-    assert first.time_s is not None
-    assert found.time_s is not None
-    assert found.time_s <= first.time_s
+    first, second = (get_solver("auto", seed=seed).solve(problem).time_s for seed in (0, SEEDS))
+    assert first is not None
+    assert second is not None
+    assert first != second
+    found, again = (solve_twice(get_solver("auto"), problem) for _ in range(2))
+    assert found.time_s == min(first, second)
     assert found.order == again.order

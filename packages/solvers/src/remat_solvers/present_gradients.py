@@ -20,7 +20,7 @@ from remat_graph.training import ordered
 from remat_solvers.bounds.decisions import decided_bound_s, lowest_floor
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
 from remat_solvers.queries import MinBudget, min_budget
-from remat_solvers.switching import solve_switches
+from remat_solvers.switching import solve_twice
 
 MOST_ATTEMPTS = 4
 
@@ -87,7 +87,7 @@ def solve_present(
     problem: Problem,
     deadline: Deadline | None = None,
     *,
-    solve: Callable[[Solver, Problem, Deadline | None], Solution] = solve_switches,
+    solve: Callable[[Solver, Problem, Deadline | None], Solution] = solve_twice,
 ) -> Solution:
     """Solve a problem for steps that find a `.grad` for every parameter; its graph may have switches.
 

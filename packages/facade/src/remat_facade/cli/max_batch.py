@@ -56,7 +56,8 @@ def largest_batch(
             from remat_solvers import MaxBatch, max_batch, solve_present, solve_switches
 
             clock = BatchClock(time_limit)
-            solve = at_most(solve_present if gradients == "present" else solve_switches, clock)
+            present = partial(solve_present, solve=solve_switches)  # a size that fits needs no second search
+            solve = at_most(present if gradients == "present" else solve_switches, clock)
             load = partial(named.load, meta=times is not None)
             nbytes, advice, note = size_nbytes, "raise --budget or --max-overhead", ""
             load_methods(names)

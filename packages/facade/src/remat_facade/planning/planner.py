@@ -6,7 +6,6 @@ The entry points and the command share this module, which imports no torch.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Self
 
 import attrs
@@ -303,7 +302,7 @@ class RecomputePlanner(StepPlanner):
         deadline = search.deadline
         part = deadline.share(SOLVE_SHARE)
         part.on_progress = deadline.on_progress
-        solve = solve_twice if self.grads is Grads.NEW else partial(solve_present, solve=solve_twice)
+        solve = solve_twice if self.grads is Grads.NEW else solve_present
         problem = Problem(graph, budget_nbytes)
         kind = structure(graph), self.grads
         solution = self._carried(kind, solve, problem, part) if carry else None

@@ -6,7 +6,6 @@ referee's. The time of planning is divided by the solver's own progress reports,
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 import attrs
 
@@ -212,7 +211,7 @@ def diagnose(
     on_progress(f"planning {graph.name}: {len(graph.ops)} ops")
     deadline = Deadline(SOLVE_SHARE * limit_s, watch.solver_reports)
     watch.skip()
-    solve = partial(solve_present, solve=solve_twice) if present else solve_twice
+    solve = solve_present if present else solve_twice
     solution = solve(solver, Problem(graph, budget_nbytes), deadline)
     watch.end(REST, solution.time_s, solution.lower_bound_s)
     plan = Plan.from_schedule(
