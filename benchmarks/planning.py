@@ -164,7 +164,7 @@ def smallest(name: str, graph: Graph) -> Row:
         model=name,
         ops=len(graph.ops),
         budget="search",
-        nbytes=found.floor_nbytes,
+        nbytes=found.proven_nbytes,
         limit_s=None,
         wall_s=time.perf_counter() - began_s,
         cpu_s=time.process_time() - worked_s,

@@ -174,6 +174,7 @@ def test_ctrl_c_gives_the_smallest_budget_until_then(
             floor_place="a",
             floor_reason="b",
             floor_op_nbytes=7,
+            proven_nbytes=7,
             cut_short=True,
         )
 

@@ -189,7 +189,7 @@ def _min_budget(options: Namespace) -> Output:
         found = min_budget(graph, deadline)
     lines = [
         f"smallest budget with a schedule: {format_nbytes(found.nbytes)} ({found.nbytes} bytes)",
-        f"no schedule exists below: {format_nbytes(found.floor_nbytes)} ({found.floor_nbytes} bytes)",
+        f"no schedule exists below: {format_nbytes(found.proven_nbytes)} ({found.proven_nbytes} bytes)",
         f"needed by {found.floor_place} alone: {format_nbytes(found.floor_op_nbytes)}",
         found.floor_reason,
         *(["time was up before smaller budgets were tried"] if found.cut_short else []),

@@ -86,10 +86,11 @@ class InfeasibleBudget(RematError):
         smallest_percent: the same as a budget such as "74%", if it is known.
         cut_short: whether a time limit ended that search, so that a smaller budget may work too.
         advice: what to do; empty to say that the budget must be raised.
-        floor_nbytes: no schedule exists below this.
+        floor_nbytes: no schedule exists below this, because of one op.
         floor_op: name of the op that binds there.
         floor_place: the same for people: what the op calls, in which layer.
         floor_op_nbytes: bytes that this op needs alone.
+        proven_nbytes: no schedule exists below this either; more than the floor if that is proven otherwise.
     """
 
     budget_nbytes: int
@@ -98,12 +99,14 @@ class InfeasibleBudget(RematError):
     floor_op: str
     floor_place: str
     floor_op_nbytes: int
+    proven_nbytes: int = 0
     cut_short: bool = False
     smallest_percent: int | None = None
     advice: str = ""
 
     def __str__(self) -> str:
-        proven = self.budget_nbytes < self.floor_nbytes
+        least_nbytes = max(self.floor_nbytes, self.proven_nbytes)
+        proven = self.budget_nbytes < least_nbytes
         hint = "raise the budget or use a smaller batch"
         if self.advice:
             hint = self.advice
@@ -116,11 +119,12 @@ class InfeasibleBudget(RematError):
         verdict = "no schedule can fit it" if proven else "no schedule was found for it"
         live_nbytes = self.floor_nbytes - self.floor_op_nbytes
         held = f" while {format_nbytes(live_nbytes)} of gradients, outputs and other values must be live"
+        where = ", where" if least_nbytes == self.floor_nbytes else "; alone"
         others = held if live_nbytes > self.floor_op_nbytes else ""
         return (
             f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "
             f"schedule is {format_nbytes(self.smallest_nbytes)}{share} ({self.smallest_nbytes} bytes), none "
-            f"exists below {format_nbytes(self.floor_nbytes)}, where {self.floor_place} needs "
+            f"exists below {format_nbytes(least_nbytes)}{where} {self.floor_place} needs "
             f"{format_nbytes(self.floor_op_nbytes)}{others}; {hint}"
         )
 

@@ -144,7 +144,7 @@ def _bounded(solution: Solution, first: Solution, problem: Problem, deadline: De
 
 def min_present_budget(graph: Graph, deadline: Deadline | None = None) -> MinBudget:
     """`min_budget` for steps that find a `.grad` for every parameter."""
-    found = min_budget(freed_when_made(graph), deadline, lowest_floor(freed_gradients(graph))[0])
+    found = min_budget(freed_when_made(graph), deadline, bounding=freed_gradients(graph))
     schedule = with_deliveries(graph, found.schedule)
     nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
     if lowest_floor(graph)[0].nbytes < nbytes:

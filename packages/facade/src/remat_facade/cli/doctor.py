@@ -66,6 +66,7 @@ def doctor(
             "asked_nbytes": found.asked_nbytes,
             "smallest_nbytes": found.smallest.nbytes,
             "floor_nbytes": found.floor.nbytes,
+            "proven_nbytes": found.smallest.proven_nbytes,
             "tables": [table_facts(table) for table in tables],
             "advice": lines,
         }

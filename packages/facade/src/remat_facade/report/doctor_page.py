@@ -69,7 +69,8 @@ def step_table(found: Diagnosis) -> Table:
         ("ops, of them in the backward", f"{len(graph.ops)}, {backward}", kinds, ""),
         size("peak of the unplanned step", peak),
         size("gradients", fixed),
-        size("floor: no schedule exists below", found.floor.nbytes),
+        size("no schedule exists below", found.smallest.proven_nbytes),
+        size("of that, where one op runs", found.floor.nbytes),
         size("smallest budget found", found.smallest.nbytes),
         size("budget that was given", found.asked_nbytes),
         size("peak of the plan", plan.peak_nbytes),
@@ -196,7 +197,7 @@ def advice(found: Diagnosis) -> list[str]:
 def _about_the_budget(found: Diagnosis) -> list[str]:
     asked, least, smallest = found.asked_nbytes, found.floor.nbytes, found.smallest.nbytes
     said = []
-    if asked < least:
+    if asked < found.smallest.proven_nbytes:
         said.append(f"no schedule fits {format_nbytes(asked)}, with proof: {_INSTEAD}")
     elif asked < smallest:
         more = "; a longer --time-limit may find one" if found.smallest.cut_short else ""

@@ -30,7 +30,7 @@ def smallest_table(graph: Graph, found: "MinBudget") -> Table:
     """The smallest budget found, and the bound below which no budget works."""
     rows = (
         ("smallest budget with a schedule", format_nbytes(found.nbytes), f"{found.nbytes}"),
-        ("no schedule exists below", format_nbytes(found.floor_nbytes), f"{found.floor_nbytes}"),
+        ("no schedule exists below", format_nbytes(found.proven_nbytes), f"{found.proven_nbytes}"),
         (
             f"needed by {found.floor_place} alone",
             format_nbytes(found.floor_op_nbytes),
