@@ -1,4 +1,4 @@
-"""A floor on the budget from the last run of heavy ops: they cannot run after what is kept has filled memory.
+"""A floor on the budget from the last run of heavy ops, which must fit next to what is kept after it.
 
 Take a set of ops, the *heavy* ones, and in a schedule the last run of any of them, by op h. No heavy op runs
 after it, so from then on values are live from which all that must be live at the end, such as the gradients
@@ -7,14 +7,14 @@ value, or compute it from its inputs). They, the inputs and outputs of h and its
 
 Before that run its inputs were live at once. When the last of them was made, by op p, the others were live
 already, and so were the inputs and outputs of p. Heavy ops may have run between p and h only if they fit
-beside the inputs of h and what must be kept after them; all others are done by then, so what must be kept is
+next to the inputs of h and what must be kept after them; all others are done by then, so what must be kept is
 a minimum cut again. The same holds one step back, for the inputs of p and those that were live already, and
 so on: a search backwards through sets of values that are live at once. If each of its paths ends at a set
 that does not fit, h is not the heavy op that runs last. Ops that may be last are taken out of the set until
 nothing changes; if any are left then, no schedule fits the budget.
 
 The ops that are heavy at first are those that need a share of the budget alone. With fewer of them more ops
-can be computed again for the rest, with more of them more can run in between, so several shares are tried.
+can be recomputed after the last run, with more of them more can run in between, so several shares are tried.
 
 Imperfect: it misses what is live for reasons other than the last run, and ends searches that take long.
 """
@@ -40,7 +40,7 @@ EDGE = "next to fixed capacity"
 HEAVY = (0.4, 0.25, 0.1)  # shares of the budget that an op needs alone to be heavy at first
 SMALL = 0.02  # a share of the budget: smaller values do not count among those that are live at once
 MOST_SETS = 100  # of values, in the search back from one op; with 400 floors rose by 0.4 % in twice the time
-STEPS = 1  # back from a set beside which all heavy ops fit, so that only what is live at once counts
+STEPS = 1  # back from a set next to which all heavy ops fit, so that only what is live at once counts
 MOST_WORK = 10_000_000  # of one floor, as cuts times ops of 0.3 to 0.9 us each
 TRIAL = 0.5  # share of the work that is left for one budget
 CLOSE = 0.02  # a ratio of the smallest known peak, to which the floor is determined
@@ -167,7 +167,7 @@ class _LastRuns:
         self.flow = _Flow(node=node, edge=edge)
 
     def kept_nbytes(self, live: Iterable[int], allowed: Iterable[int]) -> int:
-        """The fewest bytes beside `live` from which what is needed at the end is computed.
+        """The fewest bytes next to `live` from which what is needed at the end is computed.
 
         Of the heavy ops only those in `allowed` may run.
         """
@@ -178,7 +178,7 @@ class _LastRuns:
         return int(last_run.least_kept(self.flow, self.source, self.sink, np.array(cleared, np.int64)))
 
     def running(self, i: int, held: Values) -> tuple[int, Values]:
-        """The least bytes live while op i runs beside what is held until after it, and the values."""
+        """The least bytes live while op i runs next to what is held until after it, and the values."""
         op = self.ops[i]
         rest = held - op.may_make
         live = rest | op.reads
@@ -209,7 +209,7 @@ class _Heavy:
         self.small_nbytes = SMALL * budget_nbytes
         found = sorted((own, i) for i, own in enumerate(runs.own) if own >= share * budget_nbytes)
         self.ops = {i: own for own, i in found}  # with the bytes that each needs alone, which ascend
-        self.most_kept_nbytes = 0  # beside no live values, if none of these ops may run
+        self.most_kept_nbytes = 0  # next to no live values, if none of these ops may run
         self.alive: dict[Values, list[Values]] = {}  # sets from which paths go on, and the ops allowed there
 
     def remain(self) -> bool:
@@ -240,7 +240,7 @@ class _Heavy:
         return self.work.left <= 0 or self.deadline.reached()
 
     def fits(self, nbytes: int, live: Iterable[int], allowed: Collection[int]) -> bool:
-        """Whether `live` values, which take `nbytes`, fit beside what must be kept."""
+        """Whether `live` values, which take `nbytes`, fit next to what must be kept."""
         left_nbytes = self.limit_nbytes - nbytes
         if left_nbytes < 0 or self.most_kept_nbytes <= left_nbytes:
             return left_nbytes >= 0
@@ -295,7 +295,7 @@ class _Heavy:
                 asked.append((needed, i, live))
         allowed = set(later)
         while asked:
-            # One cut for all: beside the values of all of them less must be kept than beside those of one.
+            # One cut for all: next to the values of all of them less must be kept than next to those of one.
             # A cut for each took twenty times as long, and raised one floor of nine by more than 0.05.
             least = self.kept_nbytes(held.union(*(live for _, _, live in asked)), allowed)
             fitting = {i for needed, i, _ in asked if needed + least <= self.limit_nbytes}
