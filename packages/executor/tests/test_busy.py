@@ -178,6 +178,34 @@ def test_an_operator_that_always_waits(machine: Machine) -> None:
     assert pytest.approx(300 * US) == costs["waits"].time_s
 
 
+def test_a_few_that_wait_for_milliseconds_are_not_trusted(machine: Machine) -> None:
+    """Even if the others do not wait: 20 us are not entered as 5 ms, which may be most of a step."""
+    requests = {key: machine.taking(100 * US, 100 * US) for key in "abcdefgh"}
+    requests["spoiled"] = machine.taking(20 * US, 15 * US, waits_s=5000 * US)
+    requests["slower on several"] = machine.taking(50 * US, 300 * US, waits_s=200 * US)
+    with pytest.warns(RematWarning, match=BUSY):
+        costs = measure(requests, clock=machine.clock)
+    assert pytest.approx(20 * US) == costs["spoiled"].time_s
+    assert pytest.approx(500 * US) == costs["slower on several"].time_s
+    assert [key for key, cost in costs.items() if cost.doubtful] == ["spoiled"]
+
+
+def test_waiting_for_milliseconds_is_not_trusted_later_either(machine: Machine, tmp_path: Path) -> None:
+    """Doubtful times are measured again, and only those that hold up replace what was known."""
+    requests = {key: machine.taking(100 * US, 100 * US) for key in "abcdefgh"}
+    requests["spoiled"] = machine.taking(20 * US, 15 * US, waits_s=5000 * US)
+    with pytest.warns(RematWarning, match=BUSY):
+        first = measure(requests, clock=machine.clock, cache=CostCache(folder=tmp_path))
+    again = measure(requests, clock=machine.clock, cache=CostCache(folder=tmp_path))
+    for costs in (first, again):
+        assert costs["spoiled"].doubtful
+        assert pytest.approx(20 * US) == costs["spoiled"].time_s
+    requests["spoiled"] = machine.taking(20 * US, 15 * US)
+    calm = measure(requests, clock=machine.clock, cache=CostCache(folder=tmp_path))["spoiled"]
+    assert not calm.doubtful
+    assert pytest.approx(15 * US) == calm.time_s
+
+
 def measured(machine: Machine, folder: Path) -> dict[str, MeasuredCost]:
     """Three operators as a new process measures them."""
     machine.runs.clear()

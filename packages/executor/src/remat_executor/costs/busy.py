@@ -7,7 +7,9 @@ than on one thread by that thread's own clock, the time is not to be trusted: th
 median speedup of trusted operators of about that length, counts if it is shorter. That several threads need
 longer is no proof: on two cores, small convolutions took up to five times as long as on one.
 
-All that waited twice are doubtful: ``measure`` replaces their times when the cores are idle.
+All that waited twice are doubtful, if many operators waited; of a few, which may wait on an idle machine too,
+only those that are milliseconds longer than on one thread. ``measure`` replaces the times of doubtful ones
+when the cores are idle.
 """
 
 import statistics
@@ -46,7 +48,7 @@ def measured_again(
         costs: what was measured first.
         requests: makes the arguments of each operator, and a thunk that runs it.
         clock: the host's clocks.
-        busy: whether many operators waited; if not, those that wait again do so on an idle machine too.
+        busy: whether many operators waited; if not, those that wait again may do so on an idle machine too.
     """
     found: dict[str, MeasuredCost] = {}
     unsure: dict[str, float] = {}  # with the seconds on one thread
@@ -58,18 +60,19 @@ def measured_again(
             again_s = seconds_of(thunk, watch).run_s
             time_s = min(cost.time_s, again_s)
             found[key] = attrs.evolve(cost, time_s=time_s, doubtful=busy and watch.spoiled)
-            if not found[key].doubtful or not runs_on_this_thread(key):
+            if not watch.spoiled or not runs_on_this_thread(key):
                 continue
             with _one_thread():
                 thunk()
                 alone_s = seconds_of(thunk, HostStopwatch(clock=clock, one_thread=True)).run_s
-        if max(cost.time_s, again_s) <= _AGREE * time_s and time_s < alone_s + _SLICE_S:
-            shares.append((alone_s, time_s / max(alone_s, 1e-9)))
-        else:
+        too_long = time_s >= alone_s + _SLICE_S
+        if too_long or (busy and max(cost.time_s, again_s) > _AGREE * time_s):
             unsure[key] = alone_s
+        elif busy:
+            shares.append((alone_s, time_s / max(alone_s, 1e-9)))
     for key, alone_s in unsure.items():
         time_s = min(found[key].time_s, alone_s * _share(alone_s, shares))
-        found[key] = attrs.evolve(found[key], time_s=time_s)
+        found[key] = attrs.evolve(found[key], time_s=time_s, doubtful=True)
     return found
 
 

@@ -151,7 +151,8 @@ def _while_few_wait(
 ) -> dict[str, MeasuredCost]:
     """New costs of operators, until several wait for a core or one does not fit.
 
-    Those that wait among many that do not wait on an idle machine too, and are no longer doubtful.
+    Those that wait among many that do not may wait on an idle machine too: they are no longer doubtful,
+    unless they wait for milliseconds.
     """
     found: dict[str, MeasuredCost] = {}
     waiting: dict[str, MeasuredCost] = {}
@@ -166,7 +167,7 @@ def _while_few_wait(
         if len(waiting) > max(1, _BUSY * len(found)):
             return found
     if len(waiting) <= _BUSY * len(found):
-        found |= {key: attrs.evolve(cost, doubtful=False) for key, cost in waiting.items()}
+        found |= measured_again(waiting, requests, clock, busy=False)
     return found
 
 
