@@ -119,7 +119,9 @@ class InfeasibleBudget(RematError):
         verdict = "no schedule can fit it" if proven else "no schedule was found for it"
         live_nbytes = self.floor_nbytes - self.floor_op_nbytes
         held = f" while {format_nbytes(live_nbytes)} of gradients, outputs and other values must be live"
-        where = ", where" if least_nbytes == self.floor_nbytes else "; alone"
+        where = (
+            ", where" if least_nbytes == self.floor_nbytes else ", given what must be kept after large ops;"
+        )
         others = held if live_nbytes > self.floor_op_nbytes else ""
         return (
             f"budget {format_nbytes(self.budget_nbytes)} is too small: {verdict}; the smallest budget with a "

@@ -20,7 +20,7 @@ from remat_graph.training import ordered
 from remat_solvers.bounds.decisions import decided_bound_s, lowest_floor
 from remat_solvers.protocol import Deadline, Problem, Solution, Solver, Status
 from remat_solvers.queries import MinBudget, min_budget
-from remat_solvers.switching import solve_twice
+from remat_solvers.switching import smallest_peak, solve_twice
 
 MOST_ATTEMPTS = 4
 
@@ -147,8 +147,9 @@ def min_present_budget(graph: Graph, deadline: Deadline | None = None) -> MinBud
     found = min_budget(freed_when_made(graph), deadline, bounding=freed_gradients(graph))
     schedule = with_deliveries(graph, found.schedule)
     nbytes = simulate(graph, schedule, grads=Grads.PRESENT).peak_nbytes
-    if lowest_floor(graph)[0].nbytes < nbytes:
-        safe = min_budget(graph, deadline).schedule
+    floor_nbytes = lowest_floor(graph)[0].nbytes
+    if floor_nbytes < nbytes:
+        safe = smallest_peak(graph, floor_nbytes, deadline or Deadline())
         safe_nbytes = simulate(graph, safe, grads=Grads.PRESENT).peak_nbytes
         schedule, nbytes = min((schedule, nbytes), (safe, safe_nbytes), key=lambda one: one[1])
     return attrs.evolve(found, schedule=schedule, nbytes=nbytes)

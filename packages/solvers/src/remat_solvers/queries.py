@@ -15,12 +15,14 @@ from remat_solvers.protocol import Deadline, Problem, Solution, Solver
 from remat_solvers.registry import get_solver, solver_parameters
 from remat_solvers.switching import smallest_peak, solve_switches
 
-RAISING_SHARE = 0.5  # of the time that is left after a schedule was found, to raise the floor
+RAISING_SHARE = 0.3  # of the time that is left after a schedule was found, to raise the floor
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class MinBudget:
     """The smallest budget for which a schedule was found, and the floor below which none exists.
+
+    None without transfers, and in which gradients stay to the end.
 
     Attributes:
         nbytes: the schedule's peak.

@@ -5,13 +5,13 @@ after it, so from then on values are live from which all that must be live at th
 of the parameters, is computed without heavy ops. The fewest bytes of such values are a minimum cut (keep a
 value, or compute it from its inputs). They, the inputs and outputs of h and its workspace fit the budget.
 
-Before that run its inputs were live at once. When the last of them was made, by op p, the others were live
-already, and so were the inputs and outputs of p. Heavy ops may have run between p and h only if they fit
-next to the inputs of h and what must be kept after them; all others are done by then, so what must be kept is
-a minimum cut again. The same holds one step back, for the inputs of p and those that were live already, and
-so on: a search backwards through sets of values that are live at once. If each of its paths ends at a set
-that does not fit, h is not the heavy op that runs last. Ops that may be last are taken out of the set until
-nothing changes; if any are left then, no schedule fits the budget.
+Before that run its inputs were live at once. When an op, p, last ran that may make one of them, the others
+were live already, and so were the inputs and outputs of p. Heavy ops may have run between p and h only if
+they fit next to the inputs of h and what must be kept after them; all others are done by then, so what must
+be kept is a minimum cut again. The same holds one step back, for the inputs of p and those that were live
+already, and so on: a search backwards through sets of values that are live at once. If each of its paths ends
+at a set that does not fit, h is not the heavy op that runs last. Ops that may be last are taken out of the
+set until nothing changes; if any are left then, no schedule fits the budget.
 
 The ops that are heavy at first are those that need a share of the budget alone. With fewer of them more ops
 can be recomputed after the last run, with more of them more can run in between, so several shares are tried.
@@ -58,7 +58,7 @@ def raised_floor_nbytes(graph: Graph, floor_nbytes: int, peak_nbytes: int, deadl
         deadline: ends the search with what is proven so far. Without one it takes some seconds.
 
     Returns:
-        At least `floor_nbytes`, at most `peak_nbytes`.
+        At least `floor_nbytes`, and at most `peak_nbytes` if that is more.
     """
     low, high = floor_nbytes, peak_nbytes
     if high - low <= CLOSE * peak_nbytes or deadline.reached():
@@ -112,7 +112,7 @@ class _LastRuns:
         self.nbytes = [0 if v in uncounted else graph.allocated_nbytes(v) for v in range(len(graph.values))]
         self.ops: list[_Op] = []
         for op in graph.ops:
-            ways = [op.first] if op.rerun is None else [op.first, op.implementations[op.rerun]]
+            ways = op.implementations
             reads = [self._paid(way.inputs) for way in ways]
             makes = [self._paid(way.outputs) for way in ways]
             self.ops.append(
@@ -210,7 +210,9 @@ class _Heavy:
         found = sorted((own, i) for i, own in enumerate(runs.own) if own >= share * budget_nbytes)
         self.ops = {i: own for own, i in found}  # with the bytes that each needs alone, which ascend
         self.most_kept_nbytes = 0  # next to no live values, if none of these ops may run
-        self.alive: dict[Values, list[Values]] = {}  # sets from which paths go on, and the ops allowed there
+        # Sets from which paths go on, and the ops allowed there: with fewer heavy ops, or more that are
+        # allowed, more of them do.
+        self.alive: dict[Values, list[Values]] = {}
 
     def remain(self) -> bool:
         """Whether any are left when those that may be last are taken out; not if the search is cut short."""
