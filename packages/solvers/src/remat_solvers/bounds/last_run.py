@@ -63,7 +63,7 @@ def raised_floor_nbytes(graph: Graph, floor_nbytes: int, peak_nbytes: int, deadl
     low, high = floor_nbytes, peak_nbytes
     if high - low <= CLOSE * peak_nbytes or deadline.reached():
         return low
-    all_runs = [_LastRuns(each) for each in bounding_graphs(graph)]
+    all_runs = [LastRuns(each) for each in bounding_graphs(graph)]
     left = MOST_WORK
     while high - low > CLOSE * peak_nbytes and left > len(graph.ops) and not deadline.reached():
         middle, work = (low + high) // 2, _Work(left=round(TRIAL * left))
@@ -101,7 +101,7 @@ class _Op:
     reuses: tuple[tuple[int, int], ...]  # outputs, and inputs whose storage they may take over
 
 
-class _LastRuns:
+class LastRuns:
     """The search of one graph without switches."""
 
     def __init__(self, graph: Graph) -> None:
@@ -191,6 +191,7 @@ class _LastRuns:
         return nbytes, live | op.may_make
 
     def total(self, values: Iterable[int]) -> int:
+        """Their bytes."""
         return sum(self.nbytes[v] for v in values)
 
     def exceed(self, budget_nbytes: int, work: _Work, deadline: Deadline) -> bool:
@@ -202,7 +203,7 @@ class _Heavy:
     """The heavy ops at one budget, of which those that may be the last to run are taken out."""
 
     def __init__(
-        self, runs: _LastRuns, budget_nbytes: int, share: float, work: _Work, deadline: Deadline
+        self, runs: LastRuns, budget_nbytes: int, share: float, work: _Work, deadline: Deadline
     ) -> None:
         self.runs, self.limit_nbytes = runs, budget_nbytes - runs.base_nbytes
         self.work, self.deadline = work, deadline
@@ -232,7 +233,7 @@ class _Heavy:
         return bool(self.ops)
 
     def kept_nbytes(self, live: Iterable[int], allowed: Iterable[int]) -> int:
-        """As `_LastRuns.kept_nbytes`, counted as work."""
+        """As `LastRuns.kept_nbytes`, counted as work."""
         self.work.left -= len(self.runs.ops)
         return self.runs.kept_nbytes(live, allowed)
 

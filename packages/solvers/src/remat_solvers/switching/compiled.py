@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from remat_graph import Alternative, Graph, Implementation, Op, Value, noremat_peak_nbytes, specialize
-from remat_solvers.bounds.last_run import raised_floor_nbytes
+from remat_solvers.bounds.last_run import LastRuns
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound
 from remat_solvers.local_search.joint import JointSearch, Walk
@@ -45,7 +45,7 @@ def compile_loops() -> None:
     bound = CutBound(off, reachability(off))
     bound.extra_s(budget, deadline)
     bound.binding()
-    raised_floor_nbytes(off, 0, budget, deadline)
+    LastRuns(off).kept_nbytes((), ())
     search = JointSearch(graph, budget)
     search.quick((), graph.switches, deadline=deadline)
     for one in tuple(search.found.values()):
