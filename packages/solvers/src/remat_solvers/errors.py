@@ -90,7 +90,7 @@ class InfeasibleBudget(RematError):
         floor_op: name of the op that binds there.
         floor_place: the same for people: what the op calls, in which layer.
         floor_op_nbytes: bytes that this op needs alone.
-        proven_nbytes: no schedule exists below this either; more than the floor if that is proven otherwise.
+        proven_nbytes: no schedule exists below this either, by another proof; 0 if there is none.
     """
 
     budget_nbytes: int

@@ -22,7 +22,7 @@ RAISING_SHARE = 0.3  # of the time that is left after a schedule was found, to r
 class MinBudget:
     """The smallest budget for which a schedule was found, and the floor below which none exists.
 
-    None without transfers, and in which gradients stay to the end.
+    The floors hold for schedules without transfers, in which gradients stay to the end.
 
     Attributes:
         nbytes: the schedule's peak.
@@ -118,7 +118,8 @@ def budgets_of(graph: Graph, points: int = 9, *, seconds: float | None = None) -
         points: number of budgets.
         seconds: limit by the clock for the search for the smallest.
     """
-    low, high = min_budget(graph, Deadline(seconds)).nbytes, noremat_peak_nbytes(graph)
+    smallest = smallest_peak(graph, lowest_floor(graph)[0].nbytes, Deadline(seconds))
+    low, high = simulate(graph, smallest).peak_nbytes, noremat_peak_nbytes(graph)
     steps = max(1, points - 1)
     return tuple(dict.fromkeys(low + (high - low) * i // steps for i in range(points)))
 

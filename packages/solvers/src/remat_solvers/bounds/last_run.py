@@ -102,7 +102,7 @@ class _Op:
 
 
 class LastRuns:
-    """The search of one graph without switches."""
+    """What the runs of a graph without switches need, and the cut of what must be kept after them."""
 
     def __init__(self, graph: Graph) -> None:
         reach = reachability(graph)
@@ -256,20 +256,21 @@ class _Heavy:
             return False
         number = count()
         first = self.large(runs.ops[i].reads)
-        waiting = [(runs.total(first), next(number), first, frozenset((i,)), 0, _Path(None, None))]
+        waiting: list[tuple[int, int, Values, Values, int, _Path | None]]
+        waiting = [(runs.total(first), next(number), first, frozenset((i,)), 0, None)]
         seen: set[tuple[Values, Values]] = set()
         while waiting:
             _, _, held, later, steps, path = heapq.heappop(waiting)
             if (held, later) in seen:
                 continue
             seen.add((held, later))
-            path = _Path((held, later), path)
+            path = _Path(held, later, path)
             allowed = self.between(held, later)
             makers = {maker for v in held if (maker := runs.producer[v]) is not None}
             known = any(other <= later for other in self.alive.get(held, ()))
             ended = len(seen) > MOST_SETS or self.cut_short
             if known or ended or steps > STEPS or not makers:
-                path.mark(self.alive)
+                self.mark(path)
                 return True
             if len(allowed) == len(self.ops):
                 steps += 1
@@ -279,6 +280,12 @@ class _Heavy:
                     after = allowed | {maker} if maker in self.ops else allowed
                     heapq.heappush(waiting, (runs.total(before), next(number), before, after, steps, path))
         return False
+
+    def mark(self, path: "_Path | None") -> None:
+        """Note of all sets of a path that it goes on from there."""
+        while path is not None:
+            self.alive.setdefault(path.held, []).append(path.later)
+            path = path.before
 
     def large(self, values: Values) -> Values:
         return frozenset(v for v in values if self.runs.nbytes[v] >= self.small_nbytes)
@@ -310,14 +317,8 @@ class _Heavy:
 
 
 class _Path(NamedTuple):
-    """A set of values that are live at once, with the ops allowed after that, and the path that led to it."""
+    """A set of values that are live at once, the heavy ops that may run after that, and what led to it."""
 
-    at: tuple[Values, Values] | None
+    held: Values
+    later: Values
     before: "_Path | None"
-
-    def mark(self, alive: dict[Values, list[Values]]) -> None:
-        path: _Path | None = self
-        while path is not None and path.at is not None:
-            held, later = path.at
-            alive.setdefault(held, []).append(later)
-            path = path.before
