@@ -31,7 +31,7 @@ def test_a_walk_that_misses_its_target_is_not_lost(monkeypatch: pytest.MonkeyPat
         greedy = evaluate(arrays, minimize_peak(arrays, 0, floor, Deadline(), moves=0)).peak_nbytes
         found = evaluate(arrays, minimize_peak(arrays, 0, floor, Deadline()))
         assert found.valid
-        assert found.peak_nbytes == min([greedy, *(end.peak_nbytes for end in ends if end.valid)])
+        assert found.peak_nbytes <= min([greedy, *(end.peak_nbytes for end in ends if end.valid)])
         gains += found.peak_nbytes < greedy
     assert gains > 0
 

@@ -16,21 +16,21 @@ EXTRAS = 4096  # events of the inserted runs of a change, in addition to those o
 META = (
     "random:u8 count boundary repeats events stamp deleted inserted wanted affected extra bad broken touched "
     "low high base credits seconds:f8 excess:f8 price:f8 price_low:f8 left_s:f8 best_seconds:f8 best_count "
-    "tried"
+    "tried listings"
 )
 POSITION = "order variant repeats held own excess:f8 deleted_stamp best"
 VALUE = (
     "size pinned producer is_tangent recomputable ev_ptr ev_end ev_capacity affected affected_stamp head "
     "tail head_stamp value_stamp born dies tried_born tried_dies"
 )
-OP = "first backward op_stamp now best_now"
+OP = "first backward op_stamp now best_now need listing"
 VARIANT = (
     "time:f8 workspace out_total bound_to_place runs_once recomputes in_ptr in_end out_ptr out_end "
     "credit_ptr credit_end"
 )
 EXTRA = (
     "in_at in_gap in_op in_key in_variant in_held in_own deleted wanted extra_key extra_made extra_next "
-    "stack stack_at"
+    "stack stack_at listed"
 )
 TOUCH = "touched touched_by"
 SWITCH = "change_ptr change_end conflict_ptr conflict_end on was"

@@ -4,11 +4,12 @@ Greedy eviction towards the floor first; then walks at falling targets, from the
 peak so far and ended as soon as the target holds: two side by side, one half as far as the other. Where walks
 of all kinds miss, the next ones go on from the smallest peak at which one of them has ended, to nearer
 targets unless that gained enough. Going on from every walk that missed was worse on one of eight small models
-(weight norm, 8 % in the mean of six seeds), and never doing so on six (by up to 10 %). Time hardly matters
-here, so sequences may grow to several times the graph. The search ends when steps are under half a percent,
-at the goal, or when the moves are used up. Deterministic for a seed and a number of moves. A search with a
-goal passes through the same sequences as a search for the floor, so a budget that was once reached is reached
-again.
+(weight norm, 8 % in the mean of six seeds), and never doing so on six (by up to 10 %). Where walks gain no
+more, `second_pass` leaves gradients to a second pass over the step; if that takes less, walks begin again from
+there. Time hardly matters here, so sequences may grow to several times the graph. The search ends when steps
+are under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of
+moves. A search with a goal passes through the same sequences as a search for the floor, so a budget that was
+once reached is reached again.
 
 Imperfect: nothing is proven; the floor may lie below the peak of every schedule.
 """
@@ -22,6 +23,7 @@ import numpy as np
 from remat_solvers.evaluation.arrays import Arrays, Ints, evaluate
 from remat_solvers.local_search.anneal import SMALL_OPS, AnnealingWalk
 from remat_solvers.local_search.evict import evict
+from remat_solvers.local_search.second_pass import with_second_pass
 from remat_solvers.protocol import Deadline
 from remat_solvers.running.parallel import in_parallel
 
@@ -33,61 +35,6 @@ MOVED = 1 / 8  # of a step: the least by which the peak falls where walks gain t
 KINDS = ((1.0, 30.0), (3.0, 3.0), (0.1, 30.0))
 COOL = 0.1  # ratio of the last temperature to the first
 ROUNDS = 30  # moves of a walk are such that about as many walks can miss their targets
-
-
-def minimize_peak(
-    arrays: Arrays,
-    goal_nbytes: int,
-    floor_nbytes: int,
-    deadline: Deadline,
-    *,
-    moves: int | None = None,
-    start: Ints | None = None,
-) -> Ints:
-    """Find a sequence with a small peak, from `start` or trace order, with at most `moves` changes.
-
-    The search stops at a peak of `goal_nbytes`; no sequence needs less than `floor_nbytes`.
-    """
-    ops = len(arrays.backward)
-    left = default_peak_moves(ops) if moves is None else moves
-    best: Ints = np.arange(ops, dtype=np.int64) if start is None else start
-    peak = evaluate(arrays, best).peak_nbytes
-    # Evicting straight to a far target accumulates recomputed values; evicting in steps avoids that.
-    step = FIRST_STEP
-    while peak > goal_nbytes and not deadline.reached():
-        order = evict(arrays, max(floor_nbytes, int(peak * step)), deadline, best)
-        reached = evaluate(arrays, order).peak_nbytes
-        if reached >= peak:
-            step = sqrt(step)
-            if step > 0.98:
-                break
-            continue
-        best, peak = order, reached
-    descent, seed = Descent(floor_nbytes), 0
-    share = default_peak_moves(ops) // ROUNDS
-    ends: list[Ints] = []  # of walks of other kinds that missed the same targets
-    while peak > max(goal_nbytes, floor_nbytes) and descent.goes_on and left > 0 and not deadline.reached():
-        targets, hot, price = descent.next(peak)
-        walks = [AnnealingWalk(arrays, best, each, seed + i, price) for i, each in enumerate(targets)]
-        tasks = [partial(walk.reach, min(max(1, left // 2), share), hot, COOL * hot) for walk in walks]
-        found = in_parallel(tasks, deadline)
-        left -= sum(max(1, walk.tried) for walk in walks)
-        seed += len(walks)
-        hits = [order for order in found if order is not None]
-        ends += [walk.now for walk in walks]
-        before_nbytes = peak
-        if hits or descent.at_last_kind:
-            best, peak = _smallest(arrays, [best, *(hits or ends)])
-            ends = []
-        descent.learn([order is not None for order in found], 1 - peak / before_nbytes)
-    return _smallest(arrays, [best, *ends])[0]
-
-
-def _smallest(arrays: Arrays, orders: list[Ints]) -> tuple[Ints, int]:
-    """The first valid sequence of those with the smallest peak, and this peak; one at least is valid."""
-    results = [(order, evaluate(arrays, order)) for order in orders]
-    valid = [(order, result.peak_nbytes) for order, result in results if result.valid]
-    return min(valid, key=lambda each: each[1])
 
 
 @attrs.define
@@ -131,6 +78,107 @@ class Descent:
         self.missed = 0 if moved else self.missed + 1
         if (near and not far) or self.missed == len(KINDS):
             self.step, self.missed = sqrt(self.step), 0
+
+
+def minimize_peak(
+    arrays: Arrays,
+    goal_nbytes: int,
+    floor_nbytes: int,
+    deadline: Deadline,
+    *,
+    moves: int | None = None,
+    start: Ints | None = None,
+) -> Ints:
+    """Find a sequence with a small peak, from `start` or trace order, with at most `moves` changes.
+
+    The search stops at a peak of `goal_nbytes`; no sequence needs less than `floor_nbytes`.
+    """
+    ops = len(arrays.backward)
+    left = default_peak_moves(ops) if moves is None else moves
+    best: Ints = np.arange(ops, dtype=np.int64) if start is None else start
+    peak = evaluate(arrays, best).peak_nbytes
+    # Evicting straight to a far target accumulates recomputed values; evicting in steps avoids that.
+    step = FIRST_STEP
+    while peak > goal_nbytes and not deadline.reached():
+        order = evict(arrays, max(floor_nbytes, int(peak * step)), deadline, best)
+        reached = evaluate(arrays, order).peak_nbytes
+        if reached >= peak:
+            step = sqrt(step)
+            if step > 0.98:
+                break
+            continue
+        best, peak = order, reached
+    search = _Walks(arrays, best, peak, max(goal_nbytes, floor_nbytes), Descent(floor_nbytes), deadline)
+    search.lower(left - left // 4)
+    while search.tried < left and not search.ended:
+        longer = with_second_pass(arrays, search.best, deadline)
+        if longer is None or longer[1] >= search.peak_nbytes:
+            break
+        search.best, search.peak_nbytes = longer
+        search.descent = Descent(floor_nbytes)
+        search.lower((left - search.tried) // 2)
+    search.lower(left - search.tried)
+    return search.best
+
+
+@attrs.define(eq=False)
+class _Walks:
+    """Walks at falling targets from the sequence with the smallest peak so far.
+
+    Attributes:
+        arrays: of the graph.
+        best: that sequence.
+        peak_nbytes: its peak.
+        enough_nbytes: the peak at which the search ends.
+        descent: the targets.
+        deadline: of the search.
+        tried: changes that walks have evaluated.
+    """
+
+    arrays: Arrays
+    best: Ints
+    peak_nbytes: int
+    enough_nbytes: int
+    descent: Descent
+    deadline: Deadline
+    tried: int = 0
+    _seed: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.peak_nbytes <= self.enough_nbytes or self.deadline.reached()
+
+    def lower(self, moves: int) -> None:
+        """Walk until the moves are used up or steps are no longer worth a walk."""
+        left, share = moves, default_peak_moves(len(self.arrays.backward)) // ROUNDS
+        ends: list[Ints] = []  # of walks of other kinds that missed the same targets
+        while self.descent.goes_on and left > 0 and not self.ended:
+            targets, hot, price = self.descent.next(self.peak_nbytes)
+            walks = [
+                AnnealingWalk(self.arrays, self.best, each, self._seed + i, price)
+                for i, each in enumerate(targets)
+            ]
+            tasks = [partial(walk.reach, min(max(1, left // 2), share), hot, COOL * hot) for walk in walks]
+            found = in_parallel(tasks, self.deadline)
+            tried = sum(max(1, walk.tried) for walk in walks)
+            left -= tried
+            self.tried += tried
+            self._seed += len(walks)
+            hits = [order for order in found if order is not None]
+            ends += [walk.now for walk in walks]
+            before_nbytes = self.peak_nbytes
+            if hits or self.descent.at_last_kind:
+                self._take(hits or ends)
+                ends = []
+            self.descent.learn([order is not None for order in found], 1 - self.peak_nbytes / before_nbytes)
+        self._take(ends)
+
+    def _take(self, orders: list[Ints]) -> None:
+        """Keep the valid sequence with the smallest peak of these and the best."""
+        for order in orders:
+            result = evaluate(self.arrays, order)
+            if result.valid and result.peak_nbytes < self.peak_nbytes:
+                self.best, self.peak_nbytes = order, result.peak_nbytes
 
 
 def default_peak_moves(ops: int) -> int:

@@ -8,11 +8,16 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from remat_graph import Alternative, Graph, Implementation, Op, Value, noremat_peak_nbytes, specialize
+import attrs
+import numpy as np
+
+from remat_graph import Alternative, Graph, Implementation, Op, Role, Value, noremat_peak_nbytes, specialize
 from remat_solvers.bounds.last_run import LastRuns
 from remat_solvers.bounds.reachability import reachability
 from remat_solvers.bounds.time_bound import CutBound
+from remat_solvers.evaluation.arrays import flatten
 from remat_solvers.local_search.joint import JointSearch, Walk
+from remat_solvers.local_search.second_pass import with_second_pass
 from remat_solvers.protocol import Deadline
 
 LAYERS = 4
@@ -46,6 +51,7 @@ def compile_loops() -> None:
     bound.extra_s(budget, deadline)
     bound.binding()
     LastRuns(off).kept_nbytes((), ())
+    with_second_pass(flatten(off), np.arange(len(off.ops)), deadline)
     search = JointSearch(graph, budget)
     search.quick((), graph.switches, deadline=deadline)
     for one in tuple(search.found.values()):
@@ -79,4 +85,5 @@ def _step() -> Graph:
     gradient = saved[-1]
     for i in reversed(range(LAYERS)):
         gradient = run(f"back{i}", [gradient, saved[i]], backward=True)
+    values[gradient] = attrs.evolve(values[gradient], role=Role.GRAD)
     return Graph(name="loops", values=values, ops=ops)
