@@ -12,7 +12,7 @@ from remat_graph import Graph, Value
 from remat_graph.testing.small_graphs import small_graph
 from remat_solvers.evaluation.arrays import evaluate, flatten
 from remat_solvers.evaluation.search_state import make_state
-from remat_solvers.kernels import derived, incremental, moves
+from remat_solvers.kernels import derived, incremental, moves, recompute
 
 
 @numba.njit
@@ -21,7 +21,7 @@ def closed_over(S: Any, value: Any, gap: Any) -> Any:
     derived.rebuild(S, 1 << 60)
     incremental.begin(S)
     S.meta.left_s = np.inf
-    good = moves.close_over(S, value, gap, 0.0, 50)
+    good = recompute.close_over(S, value, gap, 0.0, 50)
     return S.meta.inserted if good else -1
 
 

@@ -93,7 +93,7 @@ def test_progress_shows_the_best_of_both_searches() -> None:
 
 def test_a_wide_gap_is_searched_twice_and_the_same_again_gives_the_same() -> None:
     """With the solver that entry points run: the faster of its plans by both seeds."""
-    graph = random_graph(4, ops=24)
+    graph = random_graph(33, ops=24)
     problem = Problem(graph, min_budget(graph).nbytes)
     first, second = (get_solver("auto", seed=seed).solve(problem).time_s for seed in (0, SEEDS))
     assert first is not None

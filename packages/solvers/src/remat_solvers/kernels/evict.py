@@ -6,7 +6,7 @@ from remat_solvers.kernels.derived import apply, rebuild
 from remat_solvers.kernels.incremental import begin, evaluate_change, forget, next_event, spans
 from remat_solvers.kernels.jit import njit_in_place as njit
 from remat_solvers.kernels.jit import njit_inner as inner
-from remat_solvers.kernels.moves import close_over
+from remat_solvers.kernels.recompute import close_over
 
 LOOKED_AT = 64  # values evaluated per step; more are sampled by a stride
 

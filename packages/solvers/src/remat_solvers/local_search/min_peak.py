@@ -5,9 +5,9 @@ peak so far and ended as soon as the target holds: two side by side, one half as
 of all kinds miss, the next ones go on from the smallest peak at which one of them has ended, to nearer
 targets unless that gained enough. Going on from every walk that missed was worse on one of eight small models
 (weight norm, 8 % in the mean of six seeds), and never doing so on six (by up to 10 %). Where walks gain no
-more, `second_pass` leaves gradients to a second pass over the step; if that takes less, walks begin again from
-there. Time hardly matters here, so sequences may grow to several times the graph. The search ends when steps
-are under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of
+more, `second_pass` leaves gradients to a second pass over the step; if that needs less, walks begin again.
+Time hardly matters here, so sequences may grow to several times the graph. The search ends when steps are
+under half a percent, at the goal, or when the moves are used up. Deterministic for a seed and a number of
 moves. A search with a goal passes through the same sequences as a search for the floor, so a budget that was
 once reached is reached again.
 
